@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from dataclasses import field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from vllm.config.utils import config, hash_factors
+from vllm.logger import init_logger
+from vllm.utils.torch_utils import dtype_name
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from vllm.config.parallel import ParallelConfig
+
+logger = init_logger(__name__)
+
+ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+TokenizerMode = Literal["auto", "hf", "slow"]
+LogprobsMode = Literal["raw_logprobs"]
+
+
+@config(config=ConfigDict(arbitrary_types_allowed=True, protected_namespaces=()))
+class ModelConfig:
+    """The model: where it is, what its config says, and what the user wants of it.
+
+    The constructor reads the model's config (config.json or GGUF metadata) and resolves what was
+    left out. It imports no torch: `hf_config`, which does, is made on first use.
+    """
+
+    model: str = ""
+    """A folder with a Hugging Face checkpoint, a .gguf file, or a hub name in the local cache.
+    Left out: the embedded model, if it is installed."""
+    tokenizer: str = None  # type: ignore[assignment]
+    """Where the tokenizer is; left out: with the model."""
+    tokenizer_mode: TokenizerMode | str = "auto"
+    """auto and hf: the fast tokenizer; slow: the Python one."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model."""
+    dtype: ModelDType | Any = "auto"
+    """dtype of weights and activations. auto: the config's, or bfloat16 where the device has it."""
+    seed: int = 0
+    """Seed of everything random that no request seeds."""
+    hf_config_path: str | None = None
+    """Where config.json is; left out: with the model."""
+    revision: str | None = None
+    """Revision of a hub model."""
+    code_revision: str | None = None
+    """Revision of a hub model's code."""
+    tokenizer_revision: str | None = None
+    """Revision of a hub tokenizer."""
+    max_model_len: int = Field(default=None, ge=-1)  # type: ignore[assignment]
+    """Longest request in tokens, prompt and output. Left out: the model's; -1: the model's, or what
+    the KV cache can hold if that is less."""
+    quantization: str | None = None
+    """How weights are quantised; left out: as the checkpoint says."""
+    enforce_eager: bool = False
+    """Compile nothing and record no graphs where the platform would."""
+    max_logprobs: int = Field(default=20, ge=-1)
+    """Most logprobs a request may ask for at a position; -1: the whole vocabulary."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """Logprobs before (raw) any change by sampling parameters."""
+    skip_tokenizer_init: bool = False
+    """Take and give token ids only."""
+    served_model_name: str | list[str] | None = None
+    """Names that the API knows the model by; left out: `model`."""
+    hf_token: bool | str | None = None
+    """Token for the hub."""
+    hf_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the model's config to change."""
+    generation_config: str = "auto"
+    """auto: defaults from the model's generation_config.json; vllm: none; or a folder."""
+    override_generation_config: dict[str, Any] = Field(default_factory=dict)
+    """Default sampling parameters to change, such as {"temperature": 0.5}."""
+    hf_config_dict: dict[str, Any] = field(init=False, default_factory=dict)
+    """The model's config as read; set by the constructor."""
+
+    def __post_init__(self) -> None:
+        from vllm.transformers_utils.config import get_config_dict
+        from vllm.transformers_utils.embedded import resolve_model
+
+        given = self.model
+        self.model = resolve_model(self.model, self.revision)
+        self.tokenizer = self.tokenizer or self.model
+        self.served_model_name = get_served_model_name(given or self.model, self.served_model_name)
+        self.hf_config_dict = get_config_dict(
+            self.hf_config_path or self.model, revision=self.revision
+        )
+        self.hf_config_dict.update(self.hf_overrides)
+        self.dtype = self._resolve_dtype()
+        self.max_model_len = self.get_and_verify_max_len(self.max_model_len)
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _dtype_by_name(cls, value: Any) -> str:
+        return "auto" if value in (None, "auto") else dtype_name(value)
+
+    def _resolve_dtype(self) -> str:
+        from vllm.platforms import current_platform
+
+        supported = current_platform.supported_dtype_names
+        if self.dtype != "auto":
+            if self.dtype not in supported:
+                raise ValueError(
+                    f"dtype {self.dtype} is not supported on {current_platform.device_name}; "
+                    f"supported: {', '.join(supported)}"
+                )
+            return self.dtype
+        text = self.hf_text_config_dict
+        wanted = text.get("dtype") or text.get("torch_dtype") or self.hf_config_dict.get("dtype")
+        wanted = dtype_name(wanted) if wanted else supported[0]
+        if wanted == "float32" and "bfloat16" in supported[:1]:
+            wanted = "bfloat16"
+        return wanted if wanted in supported else supported[0]
+
+    @cached_property
+    def hf_config(self) -> PretrainedConfig:
+        """The config as Transformers' class. Importing that class imports torch."""
+        from vllm.transformers_utils.config import build_hf_config
+
+        return build_hf_config(
+            self.hf_config_dict,
+            self.hf_config_path or self.model,
+            trust_remote_code=self.trust_remote_code,
+            revision=self.code_revision or self.revision,
+        )
+
+    @cached_property
+    def hf_text_config(self) -> PretrainedConfig:
+        """The part of `hf_config` that describes the language model."""
+        return self.hf_config.get_text_config()
+
+    @property
+    def hf_text_config_dict(self) -> dict[str, Any]:
+        """The part of `hf_config_dict` that describes the language model."""
+        return self.hf_config_dict.get("text_config") or self.hf_config_dict
+
+    @property
+    def architectures(self) -> list[str]:
+        """Names of the model classes that the config gives."""
+        return self.hf_config_dict.get("architectures") or []
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether the model has an encoder whose output the decoder attends to."""
+        return bool(self.hf_config_dict.get("is_encoder_decoder", False))
+
+    def get_vocab_size(self) -> int:
+        """Rows of the logits; may be more than the tokenizer has tokens."""
+        return self.hf_text_config_dict["vocab_size"]
+
+    def get_hidden_size(self) -> int:
+        """Width of the hidden states."""
+        text = self.hf_text_config_dict
+        return text.get("hidden_size") or text["n_embd"]
+
+    def get_total_num_attention_heads(self) -> int:
+        """Query heads of a layer."""
+        text = self.hf_text_config_dict
+        return text.get("num_attention_heads") or text["n_head"]
+
+    def get_num_attention_heads(self, parallel_config: ParallelConfig) -> int:
+        """Query heads of a layer on one device."""
+        return self.get_total_num_attention_heads() // parallel_config.tensor_parallel_size
+
+    def get_head_size(self) -> int:
+        """Width of a head."""
+        head_dim = self.hf_text_config_dict.get("head_dim")
+        return head_dim or self.get_hidden_size() // self.get_total_num_attention_heads()
+
+    def get_total_num_kv_heads(self) -> int:
+        """Key/value heads of a layer."""
+        text = self.hf_text_config_dict
+        return text.get("num_key_value_heads") or self.get_total_num_attention_heads()
+
+    def get_num_kv_heads(self, parallel_config: ParallelConfig) -> int:
+        """Key/value heads of a layer on one device."""
+        return max(1, self.get_total_num_kv_heads() // parallel_config.tensor_parallel_size)
+
+    def get_total_num_hidden_layers(self) -> int:
+        """Layers of the (decoder of the) model."""
+        text = self.hf_text_config_dict
+        return text.get("num_hidden_layers") or text["n_layer"]
+
+    def get_num_layers(self, parallel_config: ParallelConfig) -> int:
+        """Layers on one pipeline stage."""
+        return self.get_total_num_hidden_layers() // parallel_config.pipeline_parallel_size
+
+    def get_sliding_window(self) -> int | None:
+        """The model's sliding window in tokens, if its layers have one."""
+        text = self.hf_text_config_dict
+        return text.get("sliding_window") if text.get("use_sliding_window", True) else None
+
+    def get_and_verify_max_len(self, max_model_len: int | None) -> int:
+        """The longest request: what the user asked for, within what the model was made for.
+
+        Raises:
+            ValueError: more than the model's positions, which would give garbage.
+        """
+        text = self.hf_text_config_dict
+        derived = text.get("max_position_embeddings") or text.get("n_positions") or 2048
+        if max_model_len is None or max_model_len == -1:
+            return derived
+        if max_model_len < 1:
+            raise ValueError(f"max_model_len must be at least 1 (or -1), not {max_model_len}")
+        if max_model_len > derived:
+            raise ValueError(
+                f"max_model_len ({max_model_len}) is more than the model's {derived} positions; "
+                f"pass --max-model-len {derived} or less"
+            )
+        return max_model_len
+
+    def try_get_generation_config(self) -> dict[str, Any]:
+        """The model's generation_config.json as a dict; empty if there is none or none is wanted."""
+        from vllm.transformers_utils.config import get_generation_config_dict
+
+        if self.generation_config == "vllm":
+            return {}
+        where = self.model if self.generation_config == "auto" else self.generation_config
+        return get_generation_config_dict(where, revision=self.revision)
+
+    def get_diff_sampling_param(self) -> dict[str, Any]:
+        """Default sampling parameters: the model's, then `override_generation_config`."""
+        known = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
+        values = self.try_get_generation_config()
+        picked = {name: values[name] for name in known if values.get(name) is not None}
+        if "max_new_tokens" in values:
+            picked["max_tokens"] = values["max_new_tokens"]
+        picked.update(self.override_generation_config)
+        return picked
+
+    def compute_hash(self) -> str:
+        """A digest of what changes the compiled computation."""
+        return hash_factors({"config": self.hf_config_dict, "dtype": self.dtype})
+
+    def __getstate__(self) -> dict[str, Any]:
+        made_on_use = ("hf_config", "hf_text_config")
+        return {name: value for name, value in self.__dict__.items() if name not in made_on_use}
+
+
+def get_served_model_name(model: str, served_model_name: str | list[str] | None) -> str | list[str]:
+    """The names the API knows the model by: as given, or the model's own."""
+    if served_model_name:
+        return served_model_name
+    if os.path.isfile(model):
+        return os.path.splitext(os.path.basename(model))[0]
+    return model

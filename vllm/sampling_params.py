@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request asks of sampling and of its output."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from enum import Enum, IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.tokenizers import TokenizerLike
+
+logger = init_logger(__name__)
+
+# Below this a temperature is taken for greedy: logits divided by it overflow.
+_MIN_TEMPERATURE = 1e-2
+_GREEDY_BELOW = 1e-5
+MAX_N = 1024
+MAX_STOP_STRINGS = 64
+
+
+class SamplingType(IntEnum):
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class RequestOutputKind(Enum):
+    """CUMULATIVE: each output holds all so far; DELTA: what is new; FINAL_ONLY: one at the end."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
+    """Sampling parameters of one request, in the terms of the OpenAI API.
+
+    Raises:
+        ValueError: a value out of range; the message names the field.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    flat_logprobs: bool = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    output_text_buffer_length: int = 0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    skip_reading_prefix_cache: bool | None = None
+
+    # Set by `update_from_generation_config` and `update_from_tokenizer`; they travel with the rest.
+    eos_token_id: int | None = None
+    all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
+    bad_words_token_ids: list[list[int]] | None = None
+
+    @staticmethod
+    def from_optional(**values: Any) -> SamplingParams:
+        """As the constructor, but None takes a field's default. `logit_bias` keys may be strings.
+
+        Raises:
+            ValueError: a value out of range, or a `logit_bias` key that is no token id.
+        """
+        keeps_none = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+        given = {k: v for k, v in values.items() if v is not None or k in keeps_none}
+        if given.get("logit_bias"):
+            given["logit_bias"] = _logit_bias_by_id(given["logit_bias"])
+        return SamplingParams(**given)
+
+    def __post_init__(self) -> None:
+        self.seed = None if self.seed == -1 else self.seed
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
+        self.stop_token_ids = list(self.stop_token_ids or [])
+        self.bad_words = list(self.bad_words or [])
+        if self.logprobs is True:
+            self.logprobs = 1
+        if self.prompt_logprobs is True:
+            self.prompt_logprobs = 1
+        if _GREEDY_BELOW <= self.temperature < _MIN_TEMPERATURE:
+            logger.warning_once(
+                "temperature %s is too small to divide by; %s is used", self.temperature,
+                _MIN_TEMPERATURE,
+            )  # fmt: skip
+            self.temperature = _MIN_TEMPERATURE
+        self._verify_args()
+        if self.temperature < _GREEDY_BELOW:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        if self.stop and not self.include_stop_str_in_output:
+            # The longest stop string but one character can still become a stop: hold it back.
+            self.output_text_buffer_length = max(map(len, self.stop)) - 1
+        self.all_stop_token_ids = set(self.all_stop_token_ids) | set(self.stop_token_ids)
+
+    def _verify_args(self) -> None:
+        _require_int("n", self.n, 1, MAX_N)
+        if self.n > 1 and self.temperature < _GREEDY_BELOW:
+            raise ValueError(f"n must be 1 with greedy sampling (temperature 0), not {self.n}")
+        _require("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _require("repetition_penalty", self.repetition_penalty, 0.0, float("inf"), low_open=True)
+        _require("temperature", self.temperature, 0.0, 2.0e3)
+        _require("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _require_int("top_k", self.top_k, -1)
+        self.top_k = max(self.top_k, 0)
+        _require("min_p", self.min_p, 0.0, 1.0)
+        if self.max_tokens is not None:
+            _require_int("max_tokens", self.max_tokens, 1)
+        _require_int("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})"
+            )
+        if self.seed is not None:
+            _require_int("seed", self.seed, -(2**63), 2**63 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _require_int(name, value, -1)
+        self._verify_stop()
+
+    def _verify_stop(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise ValueError(f"stop holds {len(self.stop)} strings; at most {MAX_STOP_STRINGS}")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise ValueError("stop must hold non-empty strings")
+        if self.stop and not self.detokenize:
+            raise ValueError("stop strings need detokenize=True; stop_token_ids do not")
+        if any(not isinstance(t, int) or isinstance(t, bool) for t in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must hold integers, not {self.stop_token_ids}")
+
+    def update_from_generation_config(
+        self, generation_config: dict[str, Any], eos_token_id: int | None = None
+    ) -> None:
+        """Takes over the end-of-sequence ids: the tokenizer's `eos_token_id` and the further ones
+        of the model's generation_config."""
+        self.eos_token_id = eos_token_id
+        configured = generation_config.get("eos_token_id")
+        ids = configured if isinstance(configured, list) else [configured]
+        further = {token for token in ids if token is not None and token != eos_token_id}
+        if not self.ignore_eos:
+            self.stop_token_ids = sorted({*self.stop_token_ids, *further})
+            self.all_stop_token_ids |= further
+        if eos_token_id is not None:
+            self.all_stop_token_ids.add(eos_token_id)
+
+    def update_from_tokenizer(self, tokenizer: TokenizerLike) -> None:
+        """Turns `bad_words` into token ids, as they look at a text's start and after a space."""
+        if not self.bad_words:
+            return
+        self.bad_words_token_ids = []
+        for word in self.bad_words:
+            plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
+            spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            self.bad_words_token_ids.append(plain)
+            if spaced != plain and len(spaced) == len(plain):
+                self.bad_words_token_ids.append(spaced)
+
+    @cached_property
+    def sampling_type(self) -> SamplingType:
+        """How a token is drawn."""
+        if self.temperature < _GREEDY_BELOW:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Logprobs wanted at each output position; -1: the whole vocabulary."""
+        return self.logprobs
+
+    def clone(self) -> SamplingParams:
+        """A copy that may be changed. With `skip_clone`, this object itself."""
+        return self if self.skip_clone else copy.deepcopy(self)
+
+    def verify(self, model_config: ModelConfig) -> None:
+        """Checks what only the model can tell.
+
+        Raises:
+            ValueError: too many logprobs, or a token id the model does not have.
+        """
+        vocab_size = model_config.get_vocab_size()
+        limit = model_config.max_logprobs
+        limit = vocab_size if limit == -1 else limit
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            wanted = vocab_size if wanted == -1 else wanted
+            if wanted is not None and wanted > limit:
+                raise ValueError(
+                    f"{name} ({wanted}) is more than this server allows: at most {limit} "
+                    "(--max-logprobs)"
+                )
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            _require_known_tokens(name, getattr(self, name) or (), vocab_size)
+
+    @staticmethod
+    def for_sampler_warmup() -> SamplingParams:
+        """Uses every step of the sampler."""
+        return SamplingParams(temperature=0.9, top_p=0.9, top_k=50, min_p=0.1, logprobs=1)
+
+
+def _require(
+    name: str, value: Any, low: float, high: float, low_open: bool = False
+) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high or (low_open and value == low):
+        interval = f"{'(' if low_open else '['}{low}, {high}]"
+        raise ValueError(f"{name} must be in {interval}, not {value!r}")
+
+
+def _require_int(name: str, value: Any, low: int, high: int | None = None) -> None:
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        wanted = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be an integer {wanted}, not {value!r}")
+
+
+def _require_known_tokens(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    unknown = [token for token in token_ids if not 0 <= token < vocab_size]
+    if unknown:
+        raise ValueError(
+            f"{name} holds token ids the model does not have: {unknown[:5]}; it has 0 to "
+            f"{vocab_size - 1}"
+        )
+
+
+def _logit_bias_by_id(logit_bias: dict[Any, float]) -> dict[int, float]:
+    try:
+        # OpenAI documents -100 to 100; further out is the same as at the end.
+        return {int(token): min(100.0, max(-100.0, bias)) for token, bias in logit_bias.items()}
+    except (TypeError, ValueError):
+        raise ValueError(f"logit_bias must map token ids to numbers, not {logit_bias}") from None

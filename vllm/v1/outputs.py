@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step of the model runner gives back. Torch is needed by the producers only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+class LogprobsLists(NamedTuple):
+    """Logprobs on the host, a row a position. The first column is the token that was taken (or, for
+    a prompt, came next); the others are the most likely tokens, best first.
+
+    logprob_token_ids: (positions, 1 + k) int32
+    logprobs: (positions, 1 + k) float32
+    sampled_token_ranks: (positions,) int32; 1 is the most likely token
+    cu_num_generated_tokens: where the rows of request i begin, if not every request has one row
+    """
+
+    logprob_token_ids: np.ndarray
+    logprobs: np.ndarray
+    sampled_token_ranks: np.ndarray
+    cu_num_generated_tokens: list[int] | None = None
+
+    def slice_request(self, req_idx: int, num_positions: int) -> LogprobsLists:
+        """The rows of the request at `req_idx` of the batch."""
+        begin = self.cu_num_generated_tokens[req_idx] if self.cu_num_generated_tokens else req_idx
+        rows = slice(begin, begin + num_positions)
+        return LogprobsLists(
+            self.logprob_token_ids[rows], self.logprobs[rows], self.sampled_token_ranks[rows]
+        )
+
+
+class LogprobsTensors(NamedTuple):
+    """`LogprobsLists` on the device: shapes and dtypes as there."""
+
+    logprob_token_ids: torch.Tensor
+    logprobs: torch.Tensor
+    selected_token_ranks: torch.Tensor
+    cu_num_generated_tokens: list[int] | None = None
+
+    def tolists(self, cu_num_generated_tokens: list[int] | None = None) -> LogprobsLists:
+        """Copied to the host."""
+        return LogprobsLists(
+            self.logprob_token_ids.cpu().numpy(),
+            self.logprobs.cpu().numpy(),
+            self.selected_token_ranks.cpu().numpy(),
+            cu_num_generated_tokens or self.cu_num_generated_tokens,
+        )
+
+
+@dataclass
+class SamplerOutput:
+    """sampled_token_ids: (num_reqs, 1) int32 on the device."""
+
+    sampled_token_ids: torch.Tensor
+    logprobs_tensors: LogprobsTensors | None
+
+
+@dataclass
+class ModelRunnerOutput:
+    """What a step gave, a request at `req_id_to_index[req_id]` of each list.
+
+    `sampled_token_ids` is empty for a request whose prompt is not computed to its end yet.
+    `prompt_logprobs_dict` holds a request's prompt logprobs in the step that completes its prompt.
+    """
+
+    req_ids: list[str]
+    req_id_to_index: dict[str, int]
+    sampled_token_ids: list[list[int]] = field(default_factory=list)
+    logprobs: LogprobsLists | None = None
+    prompt_logprobs_dict: dict[str, LogprobsLists | None] = field(default_factory=dict)
+    num_nans_in_logits: dict[str, int] | None = None
+
+
+class AsyncModelRunnerOutput(ABC):
+    """The output of a step that may still be running on the device."""
+
+    @abstractmethod
+    def get_output(self) -> ModelRunnerOutput:
+        """Waits for the step and gives its output."""
+
+
+EMPTY_MODEL_RUNNER_OUTPUT = ModelRunnerOutput(req_ids=[], req_id_to_index={})
