@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choosing an attention backend from a platform's list, with a reason for each that is left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.utils.import_utils import module_exists
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    from .interface import DeviceCapability
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend by its `AttentionBackendEnum` name, and the package that its kernels come from."""
+
+    name: str
+    package: str | None = None
+
+
+def choose_backend(
+    platform_name: str,
+    candidates: tuple[Candidate, ...],
+    selected: AttentionBackendEnum | None,
+    config: AttentionSelectorConfig,
+    capability: DeviceCapability | None,
+) -> str:
+    """The dotted name of the backend for a layer: the user's, else the first candidate that serves it.
+
+    A backend that the user selected but that cannot serve cross-attention gives way, for such layers
+    alone, to the platform's choice; the log says so.
+
+    Raises:
+        ValueError: no candidate serves the layer, or not the selected one; with every reason.
+    """
+    if selected is not None:
+        why = _why_selected_not(platform_name, candidates, selected, config, capability)
+        if not why:
+            return selected.get_path()
+        if not _is_cross_attention_alone(selected, config, capability):
+            raise ValueError(why)
+        logger.warning_once("%s; the platform chooses for cross-attention layers", why)
+    reasons = []
+    for candidate in candidates:
+        backend = _member(candidate.name)
+        reason = _why_not(candidate, config, capability)
+        if not reason and backend is not None:
+            return backend.get_path()
+        reasons.append(f"{candidate.name}: {reason}")
+        logger.debug_once("attention backend %s on %s is skipped: %s", candidate.name, platform_name, reason)
+    raise ValueError(
+        f"no attention backend on {platform_name} serves {config}: {'; '.join(reasons)}"
+    )
+
+
+def _member(name: str) -> AttentionBackendEnum | None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    return AttentionBackendEnum.__members__.get(name)
+
+
+def _why_selected_not(
+    platform_name: str,
+    candidates: tuple[Candidate, ...],
+    selected: AttentionBackendEnum,
+    config: AttentionSelectorConfig,
+    capability: DeviceCapability | None,
+) -> str:
+    if selected.is_overridden():  # a plugin registered its class for this name: its author knows
+        return ""
+    listed = {candidate.name: candidate for candidate in candidates}
+    usable = [name for name, c in listed.items() if not _why_absent(c)]
+    if selected.name not in listed:
+        reason = f"it does not run on {platform_name}"
+    else:
+        reason = _why_not(listed[selected.name], config, capability)
+    if not reason:
+        return ""
+    return (
+        f"attention backend {selected.name} cannot be used: {reason}; supported on {platform_name}: "
+        f"{', '.join(usable) or 'none'} (--attention-backend)"
+    )
+
+
+def _why_absent(candidate: Candidate) -> str:
+    backend = _member(candidate.name)
+    if backend is None:
+        return "this build does not have it"
+    if candidate.package and not module_exists(candidate.package):
+        return f"package {candidate.package} is not installed"
+    if not module_exists(backend.get_path().rpartition(".")[0]):
+        return "this build does not have it"
+    return ""
+
+
+def _why_not(
+    candidate: Candidate, config: AttentionSelectorConfig, capability: DeviceCapability | None
+) -> str:
+    absent = _why_absent(candidate)
+    backend = _member(candidate.name)
+    if absent or backend is None:
+        return absent
+    try:
+        backend_cls = backend.get_class()
+    except ImportError as error:
+        return f"it cannot be imported: {error}"
+    reasons = backend_cls.validate_configuration(device_capability=capability, **config._asdict())
+    return ", ".join(reasons)
+
+
+def _is_cross_attention_alone(
+    selected: AttentionBackendEnum,
+    config: AttentionSelectorConfig,
+    capability: DeviceCapability | None,
+) -> bool:
+    """Whether `selected` would serve the layer if it were decoder self-attention."""
+    from vllm.v1.attention.backend import AttentionType
+
+    if config.attn_type != AttentionType.ENCODER_DECODER:
+        return False
+    as_decoder = config._replace(attn_type=AttentionType.DECODER)
+    return not _why_not(Candidate(selected.name), as_decoder, capability)
