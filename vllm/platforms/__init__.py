@@ -35,14 +35,16 @@ def cuda_platform_plugin() -> str | None:
     """The CUDA platform, if torch was built for CUDA and an NVIDIA GPU is there."""
     if torch_build().cuda is None or _hides_all("CUDA_VISIBLE_DEVICES"):
         return None
-    return "vllm.platforms.cuda.CudaPlatform" if _nvml_sees_a_gpu() or _torch_sees("cuda") else None
+    found = _nvml_sees_a_gpu() or _torch_sees("cuda")
+    return "vllm.platforms.cuda.CudaPlatform" if found else None
 
 
 def rocm_platform_plugin() -> str | None:
     """The ROCm platform, if torch was built for HIP and an AMD GPU is there."""
     if torch_build().hip is None or _hides_all("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         return None
-    return "vllm.platforms.rocm.RocmPlatform" if _amdsmi_sees_a_gpu() or _torch_sees("cuda") else None
+    found = _amdsmi_sees_a_gpu() or _torch_sees("cuda")
+    return "vllm.platforms.rocm.RocmPlatform" if found else None
 
 
 def xpu_platform_plugin() -> str | None:
@@ -66,7 +68,7 @@ builtin_platform_plugins: dict[str, Callable[[], str | None]] = {
 
 
 def _hides_all(*variables: str) -> bool:
-    """Whether the environment makes no device visible: NVML and amdsmi do not heed these variables."""
+    """Whether the environment makes no device visible; NVML and amdsmi do not heed it."""
     return any(os.environ.get(name, "unset").strip() in ("", "-1") for name in variables)
 
 
@@ -128,8 +130,8 @@ def resolve_current_platform_cls_qualname() -> str:
         (name, qualname), *_ = active.items()
         if asked in builtin_platform_plugins:
             logger.warning(
-                "VLLM_TARGET_DEVICE=%s has no effect: platform plugin %r is active and wins over the "
-                "built-in platforms; set VLLM_PLUGINS without it to leave it out",
+                "VLLM_TARGET_DEVICE=%s has no effect: platform plugin %r is active and wins over "
+                "the built-in platforms; set VLLM_PLUGINS without it to leave it out",
                 asked,
                 name,
             )
@@ -153,7 +155,7 @@ def _active_plugins(asked: str) -> dict[str, str]:
             active[name] = qualname
         elif name == asked:
             raise PluginError(
-                f"VLLM_TARGET_DEVICE={asked} asks for a platform plugin that reports no such hardware"
+                f"VLLM_TARGET_DEVICE={asked} asks for a platform plugin that finds no such hardware"
             )
         else:
             logger.debug("platform plugin %s reports no such hardware", name)
@@ -173,7 +175,7 @@ def _builtin(asked: str) -> str:
             raise PluginError(
                 f"VLLM_TARGET_DEVICE={asked} asks for a platform that is not usable here: torch "
                 f"{torch_build().version} was built without it, or no such device is there. "
-                "Unset it to have the platform found out; VLLM_LOGGING_LEVEL=DEBUG shows what was tried"
+                "Unset it to have the platform found; VLLM_LOGGING_LEVEL=DEBUG shows what was tried"
             )
         return qualname
     if asked not in ("", "auto", "empty"):  # `empty` is what some images are built with

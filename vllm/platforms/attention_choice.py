@@ -33,10 +33,10 @@ def choose_backend(
     config: AttentionSelectorConfig,
     capability: DeviceCapability | None,
 ) -> str:
-    """The dotted name of the backend for a layer: the user's, else the first candidate that serves it.
+    """The dotted name of a layer's backend: the user's, else the first candidate that serves it.
 
-    A backend that the user selected but that cannot serve cross-attention gives way, for such layers
-    alone, to the platform's choice; the log says so.
+    A selected backend that cannot serve cross-attention gives way, for such layers alone, to the
+    platform's choice; the log says so.
 
     Raises:
         ValueError: no candidate serves the layer, or not the selected one; with every reason.
@@ -55,7 +55,7 @@ def choose_backend(
         if not reason and backend is not None:
             return backend.get_path()
         reasons.append(f"{candidate.name}: {reason}")
-        logger.debug_once("attention backend %s on %s is skipped: %s", candidate.name, platform_name, reason)
+        logger.debug_once("attention backend %s is skipped: %s", candidate.name, reason)
     raise ValueError(
         f"no attention backend on {platform_name} serves {config}: {'; '.join(reasons)}"
     )
@@ -85,8 +85,8 @@ def _why_selected_not(
     if not reason:
         return ""
     return (
-        f"attention backend {selected.name} cannot be used: {reason}; supported on {platform_name}: "
-        f"{', '.join(usable) or 'none'} (--attention-backend)"
+        f"attention backend {selected.name} cannot be used: {reason}; supported on "
+        f"{platform_name}: {', '.join(usable) or 'none'} (--attention-backend)"
     )
 
 

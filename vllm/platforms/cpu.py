@@ -16,8 +16,6 @@ from .attention_choice import Candidate, choose_backend
 from .interface import CpuArchEnum, Platform, PlatformEnum
 
 if TYPE_CHECKING:
-    import torch
-
     from vllm.config import VllmConfig
     from vllm.config.cache import CacheConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -64,15 +62,8 @@ class CpuPlatform(Platform):
     dist_backend = "gloo"
     device_control_env_var = "CPU_VISIBLE_MEMORY_NODES"
 
-    @property
-    def supported_dtypes(self) -> list[torch.dtype]:
-        """The same as `supported_dtype_names`."""
-        import torch
-
-        return [getattr(torch, name) for name in self.supported_dtype_names]
-
-    @property
-    def supported_dtype_names(self) -> list[str]:
+    @classmethod
+    def _preferred_dtype_names(cls) -> list[str]:
         """bfloat16 first where the CPU has instructions for it, float32 first elsewhere."""
         if prefers_bfloat16():
             return ["bfloat16", "float16", "float32"]
@@ -113,8 +104,10 @@ class CpuPlatform(Platform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = CPU_WORKER
-        cls.update_block_size_for_backend(vllm_config)
-        cls._set_kv_cache_memory(vllm_config.cache_config)
+        cache_config = vllm_config.cache_config
+        if cache_config.block_size is None:
+            cache_config.block_size = cache_config.DEFAULT_BLOCK_SIZE
+        cls._set_kv_cache_memory(cache_config)
         cls._warn_of_options_without_effect(vllm_config)
 
     @staticmethod
@@ -124,16 +117,17 @@ class CpuPlatform(Platform):
             return
         if space_gib < 0:
             raise ValueError(
-                f"VLLM_CPU_KVCACHE_SPACE={space_gib:g} is negative; set GiB of KV cache, or unset it"
+                f"VLLM_CPU_KVCACHE_SPACE={space_gib:g} is negative; it is GiB of KV cache"
             )
-        if cache_config.kv_cache_memory_bytes is not None:
+        space_bytes = int(space_gib * GiB)
+        if cache_config.kv_cache_memory_bytes not in (None, space_bytes):
             logger.warning(
                 "VLLM_CPU_KVCACHE_SPACE=%g has no effect beside --kv-cache-memory-bytes %d",
                 space_gib,
                 cache_config.kv_cache_memory_bytes,
             )
             return
-        cache_config.kv_cache_memory_bytes = int(space_gib * GiB)
+        cache_config.kv_cache_memory_bytes = space_bytes
 
     @staticmethod
     def _warn_of_options_without_effect(vllm_config: VllmConfig) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cores compute: VLLM_CPU_OMP_THREADS_BIND, the process's affinity and the cgroup's CPU quota."""
+"""Which cores compute: VLLM_CPU_OMP_THREADS_BIND, the process's affinity, the cgroup's quota."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"{part!r} in {text!r} is neither a core number nor a range such as 0-3")
+            raise ValueError(f"{part!r} in {text!r} is neither a core nor a range such as 0-3")
         cpus.extend(range(int(first), int(last if dash else first) + 1))
     return tuple(dict.fromkeys(cpus))
 

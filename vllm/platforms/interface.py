@@ -165,12 +165,18 @@ class Platform:
         """dtypes a model may run in, the preferred one first."""
         import torch
 
-        return [torch.bfloat16, torch.float16, torch.float32]
+        return [getattr(torch, name) for name in self._preferred_dtype_names()]
 
     @property
     def supported_dtype_names(self) -> list[str]:
-        """`supported_dtypes` by name, such as `bfloat16`."""
+        """`supported_dtypes` by name, such as `bfloat16`; without torch on built-in platforms."""
+        if type(self).supported_dtypes is Platform.supported_dtypes:
+            return self._preferred_dtype_names()
         return [str(dtype).removeprefix("torch.") for dtype in self.supported_dtypes]
+
+    @classmethod
+    def _preferred_dtype_names(cls) -> list[str]:
+        return ["bfloat16", "float16", "float32"]
 
     @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
@@ -329,7 +335,7 @@ class Platform:
 
     @classmethod
     def mem_get_info(cls, device: torch.device | None = None) -> tuple[int, int]:
-        """(free, total) bytes of the device's memory; of the host's, cgroup limit heeded, on a CPU."""
+        """(free, total) bytes of the device's memory; on a CPU the host's, cgroup limits heeded."""
         if cls.device_type == "cpu":
             from vllm.utils.mem_utils import host_memory
 
@@ -383,7 +389,8 @@ class Platform:
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         """The dotted name of the class that moves tensors between devices."""
-        return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
+        package = "vllm.distributed.device_communicators"
+        return f"{package}.base_device_communicator.DeviceCommunicatorBase"
 
     # Config and requests
 
@@ -406,13 +413,6 @@ class Platform:
         """
 
     @classmethod
-    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
-        """Chooses `cache_config.block_size` (tokens per page) where the user gave none."""
-        cache_config = vllm_config.cache_config
-        if cache_config.block_size is None:
-            cache_config.block_size = cache_config.DEFAULT_BLOCK_SIZE
-
-    @classmethod
     def check_max_model_len(cls, max_model_len: int) -> int:
         """The longest sequence to serve, given what the model's config or the user says."""
         return max_model_len
@@ -424,6 +424,16 @@ class Platform:
         Raises:
             ValueError: with the reason; only this request fails.
         """
+
+    # KV cache and forward pass
+
+    @classmethod
+    def set_additional_forward_context(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What the platform's layers want to find in `ForwardContext.additional_kwargs`.
+
+        Gets `attn_metadata`, `vllm_config` and `num_tokens` of the forward pass by keyword.
+        """
+        return {}
 
     # Everything else that torch knows about the device
 

@@ -24,12 +24,13 @@ class TorchBuild:
 @cache
 def torch_build() -> TorchBuild:
     """Reads `torch/version.py`, which every build of torch writes; no torch at all gives Nones."""
-    spec = importlib.util.find_spec("torch") if "torch" not in sys.modules else None
-    origin = spec.origin if spec is not None else getattr(sys.modules.get("torch"), "__file__", None)
-    if origin is None:
+    if "torch" in sys.modules:
+        return _ask_torch()
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return TorchBuild(version=None)
     try:
-        return parse_version_file(Path(origin).with_name("version.py").read_text())
+        return parse_version_file(Path(spec.origin).with_name("version.py").read_text())
     except (OSError, SyntaxError):
         return _ask_torch()
 

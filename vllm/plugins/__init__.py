@@ -96,7 +96,8 @@ def report_failure(name: str, group: str, cause: Exception) -> None:
         PluginError: it was asked for by name.
     """
     if is_asked_for(name):
-        raise PluginError(f"{describe_failure(name, group, cause)} (VLLM_PLUGINS asks for it)") from cause
+        why = describe_failure(name, group, cause)
+        raise PluginError(f"{why} (VLLM_PLUGINS asks for it)") from cause
     logger.warning("%s", describe_failure(name, group, cause))
 
 
@@ -128,9 +129,18 @@ def _admitted(group: str) -> list[EntryPoint]:
         allowed = []
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):
+        if allowed is not None and entry.name not in allowed:
+            continue
         # One distribution seen twice on sys.path offers the same entry twice.
-        if allowed is None or entry.name in allowed:
-            found.setdefault(entry.name, entry)
+        first = found.setdefault(entry.name, entry)
+        if first.value != entry.value:
+            logger.warning(
+                "two plugins of group %s are called %r: %s is used, %s is not",
+                group,
+                entry.name,
+                first.value,
+                entry.value,
+            )
     return list(found.values())
 
 
@@ -139,7 +149,7 @@ def _warn_of_unknown_names() -> None:
     unknown = sorted(set(envs.VLLM_PLUGINS or []) - known)
     if unknown:
         logger.warning(
-            "VLLM_PLUGINS names %s, but no installed package offers a plugin of that name; installed: %s",
+            "VLLM_PLUGINS names %s, but no installed package offers such a plugin; installed: %s",
             ", ".join(unknown),
             ", ".join(sorted(known)) or "none",
         )

@@ -20,7 +20,7 @@ _NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of host memory: in all, and not in use. A limit of a cgroup counts as the machine's size."""
+    """Bytes of host memory: in all, and not in use. A cgroup's limit counts as the size."""
 
     total_bytes: int
     available_bytes: int
@@ -40,7 +40,7 @@ _V2 = _CgroupFiles("memory.max", "memory.current", "inactive_file")
 
 
 def host_memory(proc: Path = Path("/proc")) -> HostMemory:
-    """What is left: the least of the machine's available memory and every cgroup limit less its usage.
+    """What is left: the machine's available memory, or a cgroup's limit less its usage if less.
 
     Page cache that the kernel can drop does not count as used.
 
@@ -73,8 +73,9 @@ def _memory_cgroups(proc: Path) -> Iterator[tuple[Path, _CgroupFiles]]:
             kind, files = "cgroup", _V1
         else:
             continue
-        for mount_root, mount_point in _mounts(proc, kind, controllers):
-            yield from ((f, files) for f in _ancestors(path, mount_root, mount_point))
+        for mount_root, mount_point in _mounts(proc, kind):
+            for folder in _ancestors(path, mount_root, mount_point):
+                yield folder, files
 
 
 def _own_cgroups(proc: Path) -> list[tuple[str, str]]:
@@ -83,7 +84,7 @@ def _own_cgroups(proc: Path) -> list[tuple[str, str]]:
     return [(parts[2], parts[1]) for parts in lines if len(parts) == 3]
 
 
-def _mounts(proc: Path, kind: str, controllers: str) -> Iterator[tuple[str, Path]]:
+def _mounts(proc: Path, kind: str) -> Iterator[tuple[str, Path]]:
     """(root, mount point) of mounted cgroup file systems of that kind; fields as in proc(5)."""
     for line in _read_lines(proc / "self" / "mountinfo"):
         left, _, right = line.partition(" - ")
