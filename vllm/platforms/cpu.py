@@ -101,6 +101,10 @@ class CpuPlatform(Platform):
         return True
 
     @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """The runner reads its KV caches by layer name."""
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         if vllm_config.parallel_config.worker_cls == "auto":
             vllm_config.parallel_config.worker_cls = CPU_WORKER

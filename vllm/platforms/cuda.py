@@ -102,6 +102,10 @@ class CudaPlatformBase(Platform):
         return True
 
     @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """The runner reads its KV caches by layer name."""
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         set_gpu_worker(vllm_config, cls.device_name)
 

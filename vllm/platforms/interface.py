@@ -428,6 +428,22 @@ class Platform:
     # KV cache and forward pass
 
     @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """Declares that the runner takes several KV caches of one layer index.
+
+        Self- and cross-attention of a decoder layer have one index, and so have the first layers of
+        a model and of its draft. A platform whose runner reads its caches by layer name overrides
+        this with a method that does nothing.
+
+        Raises:
+            NotImplementedError: the runner was not declared fit for them.
+        """
+        raise NotImplementedError(
+            "Multiple attention layers with the same layer index are not supported on the current "
+            "platform."
+        )
+
+    @classmethod
     def set_additional_forward_context(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What the platform's layers want to find in `ForwardContext.additional_kwargs`.
 
