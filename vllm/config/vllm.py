@@ -59,6 +59,8 @@ class VllmConfig:
     """Name of this engine; made up if left out."""
     shutdown_timeout: int = Field(default=0, ge=0)
     """Seconds that running requests get to finish when the server is told to stop."""
+    quant_config: None = field(default=None, init=False)
+    """No weight quantisation is supported yet."""
     kv_transfer_config: None = field(default=None, init=False)
     """No KV connector is supported yet."""
 

@@ -58,12 +58,11 @@ def _settings(path: Path) -> TokenizerSettings:
     added = config.get("added_tokens_decoder") or {}
     extra += [token for token in added.values() if isinstance(token, dict) and token.get("special")]
     max_length = config.get("model_max_length")
+    # add_bos_token and add_eos_token are left out: beside a tokenizer.json its post-processor decides.
     return TokenizerSettings(
         special_tokens=special,
         extra_special_tokens=tuple(_token_text(token) for token in extra),
         chat_template=_chat_template(path, config),
-        add_bos_token=config.get("add_bos_token"),
-        add_eos_token=config.get("add_eos_token"),
         model_max_length=int(max_length) if max_length and max_length < _NO_LENGTH_LIMIT else None,
     )
 
@@ -74,17 +73,15 @@ def _token_text(token: Any) -> str:
 
 
 def _chat_template(path: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """Templates from files come before those in the config, as in Transformers."""
+    """The templates in files if there are any, else the config's."""
     templates: dict[str, str] = {}
-    declared = config.get("chat_template")
-    if isinstance(declared, str):
-        templates["default"] = declared
-    elif isinstance(declared, list):
-        templates |= {entry["name"]: entry["template"] for entry in declared}
     if (path / CHAT_TEMPLATE_NAME).is_file():
         templates["default"] = (path / CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
     for file in sorted((path / CHAT_TEMPLATE_DIR).glob("*.jinja")):
         templates[file.stem] = file.read_text(encoding="utf-8")
-    if set(templates) <= {"default"}:
-        return templates.get("default")
-    return templates
+    declared = config.get("chat_template")
+    if not templates and isinstance(declared, str):
+        return declared
+    if not templates and isinstance(declared, list):
+        templates = {entry["name"]: entry["template"] for entry in declared}
+    return templates.get("default") if set(templates) <= {"default"} else templates

@@ -140,17 +140,26 @@ def get_rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def build_hf_config(config: dict[str, Any]) -> PretrainedConfig:
+def build_hf_config(
+    config: dict[str, Any],
+    model: str | Path = "",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> PretrainedConfig:
     """Transformers' config object for a raw config dict.
 
     Imports transformers: seconds, and torch with it. A `model_type` that transformers does not know
-    (a plugin's own, or one defined by remote code) becomes a plain PretrainedConfig with the same fields.
+    (a plugin's own) becomes a plain PretrainedConfig with the same fields; with `trust_remote_code` the
+    class that the directory `model` brings along is taken.
     """
-    from transformers import CONFIG_MAPPING, PretrainedConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
     model_type = config.get("model_type")
     if model_type in CONFIG_MAPPING:
         return CONFIG_MAPPING[model_type].from_dict(dict(config))
+    if trust_remote_code and "AutoConfig" in (config.get("auto_map") or {}):
+        remote = AutoConfig.from_pretrained(str(model), trust_remote_code=True, revision=revision)
+        return type(remote).from_dict(dict(config))
     if model_type:
         logger.warning("model_type %r is not known to transformers; using its config fields as they are", model_type)
     return PretrainedConfig.from_dict(dict(config))
@@ -167,6 +176,5 @@ def get_config(
     """Transformers' config object of a model; `hf_overrides_kw` replaces top-level fields."""
     if config_format not in ("auto", "hf"):
         raise ValueError(f"config_format {config_format!r} is not supported; supported: auto, hf")
-    if trust_remote_code or code_revision:
-        logger.warning("trust_remote_code and code_revision have no effect: no code of a model is run")
-    return build_hf_config({**get_config_dict(model, revision), **(hf_overrides_kw or {})})
+    config = {**get_config_dict(model, revision), **(hf_overrides_kw or {})}
+    return build_hf_config(config, model, trust_remote_code, code_revision or revision)

@@ -26,3 +26,18 @@ def find_embedded_model() -> Path | None:
         if files:
             return files[0]
     return None
+
+
+def resolve_model(model: str | None, revision: str | None = None) -> str:
+    """The path of the model that the user named, or of the embedded one where none was named.
+
+    Raises ValueError when it cannot be found, saying what to do.
+    """
+    from vllm.transformers_utils.config import resolve_model_path
+
+    if model:
+        return str(resolve_model_path(model, revision))
+    embedded = find_embedded_model()
+    if embedded is None:
+        raise ValueError(EMBEDDED_MODEL_ADVICE)
+    return str(embedded)
