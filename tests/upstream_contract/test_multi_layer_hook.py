@@ -38,7 +38,7 @@ def test_base_refuses():
 
 @pytest.mark.parametrize(("module", "name"), BUILT_IN)
 def test_built_in_platforms_accept(module, name):
-    """Encoder-decoder models must start on each of them; callable on the class and on an instance."""
+    """Encoder-decoder models must start on each; callable on the class and on an instance."""
     platform_cls = getattr(importlib.import_module(module), name)
     assert platform_cls.check_runner_kv_caches_multi_layer() is None
     assert platform_cls().check_runner_kv_caches_multi_layer() is None

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every worker does the same way, whatever its device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.model_executor.layer_index import extract_layer_index
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    import torch
+
+
+def bind_kv_cache(
+    kv_caches: dict[str, torch.Tensor],
+    forward_context: dict[str, Any],
+    runner_kv_caches: list[torch.Tensor],
+    num_attn_module: int = 1,
+) -> None:
+    """Gives each layer its KV cache, and the runner all of them in layer order.
+
+    Layers are ordered by the index in their names (2 before 10), those of one index as they stand
+    in `kv_caches`; a layer whose name has no index comes last. Either all are bound or none.
+
+    Args:
+        kv_caches: layer name -> its KV cache.
+        forward_context: layer name -> layer, at least those of `kv_caches`.
+        runner_kv_caches: an empty list, filled with the caches in layer order.
+        num_attn_module: attention modules in each layer, see `extract_layer_index`.
+
+    Raises:
+        NotImplementedError: several layers have one index and the platform did not declare its
+            runner fit for that.
+        ValueError: `runner_kv_caches` is not empty, or a layer is not in `forward_context`.
+    """
+    if runner_kv_caches:
+        raise ValueError(f"{len(runner_kv_caches)} KV caches are bound already; clear them first")
+    unknown = [name for name in kv_caches if name not in forward_context]
+    if unknown:
+        raise ValueError(f"KV caches of layers that the model does not have: {', '.join(unknown)}")
+    by_index = _layers_by_index(kv_caches, num_attn_module)
+    for index, layer_names in by_index.items():
+        if len(layer_names) > 1:
+            _require_multi_layer_support(index, layer_names)
+    for layer_name in (name for layer_names in by_index.values() for name in layer_names):
+        runner_kv_caches.append(kv_caches[layer_name])
+        _bind_layer(forward_context[layer_name], kv_caches[layer_name])
+
+
+def _layers_by_index(
+    layer_names: Iterable[str], num_attn_module: int
+) -> dict[int | None, list[str]]:
+    """Layer names by index, in order of the indices; None, for names without one, is last."""
+    by_index: dict[int | None, list[str]] = {}
+    for name in layer_names:
+        has_index = any(part.isdecimal() for part in name.split("."))
+        index = extract_layer_index(name, num_attn_module) if has_index else None
+        by_index.setdefault(index, []).append(name)
+    return dict(sorted(by_index.items(), key=lambda item: (item[0] is None, item[0] or 0)))
+
+
+def _require_multi_layer_support(index: int | None, layer_names: list[str]) -> None:
+    """Asks the platform whether its runner takes several caches of one index."""
+    try:
+        current_platform.check_runner_kv_caches_multi_layer()
+    except NotImplementedError as refusal:
+        platform_cls = type(current_platform)
+        where = "No layer index stands" if index is None else f"Layer index {index} stands"
+        raise NotImplementedError(
+            f"{refusal} {where} in the names of {len(layer_names)} layers: "
+            f"{', '.join(layer_names)}. The platform is {current_platform.device_name!r} "
+            f"({platform_cls.__module__}.{platform_cls.__qualname__}). If its runner reads KV "
+            "caches by layer name, override the classmethod check_runner_kv_caches_multi_layer "
+            "there with one that does nothing."
+        ) from refusal
+
+
+def _bind_layer(layer: Any, kv_cache: torch.Tensor) -> None:
+    """Layers of models from elsewhere may be plain objects that only hold their cache."""
+    bind = getattr(layer, "bind_kv_cache", None)
+    if bind is not None:
+        bind(kv_cache)
+    else:
+        layer.kv_cache = kv_cache
