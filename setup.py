@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tools that still look for a setup.py: everything is in pyproject.toml, nothing is compiled."""
+
+from setuptools import setup
+
+setup()
