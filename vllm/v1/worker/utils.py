@@ -4,13 +4,104 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.layer_index import extract_layer_index
 from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, MultipleOf
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from vllm.config import VllmConfig
+
+
+@dataclass
+class AttentionGroup:
+    """Layers of one KV-cache group that run on one backend, and what makes their metadata."""
+
+    backend: type[AttentionBackend]
+    layer_names: list[str]
+    kv_cache_spec: KVCacheSpec
+    kv_cache_group_id: int
+    metadata_builders: list[AttentionMetadataBuilder] = field(default_factory=list)
+
+    def create_metadata_builders(
+        self,
+        vllm_config: VllmConfig,
+        device: torch.device,
+        kernel_block_size: int | None = None,
+        num_metadata_builders: int = 1,
+    ) -> None:
+        """Makes the builders, one for each micro-batch that may be in flight.
+
+        Args:
+            kernel_block_size: tokens per kernel block, where smaller than a page: builders get
+                the spec of a kernel block.
+        """
+        spec = self.kv_cache_spec
+        if kernel_block_size is not None:
+            spec = spec.copy_with_new_block_size(kernel_block_size)
+        builder_cls = self.backend.get_builder_cls()
+        self.metadata_builders = [
+            builder_cls(spec, self.layer_names, vllm_config, device)
+            for _ in range(num_metadata_builders)
+        ]
+
+    def get_metadata_builder(self, ubatch_id: int = 0) -> AttentionMetadataBuilder:
+        """The builder of micro-batch `ubatch_id`."""
+        return self.metadata_builders[ubatch_id]
+
+
+def select_common_block_size(
+    kv_manager_block_size: int, backends: list[type[AttentionBackend]]
+) -> int:
+    """Tokens per kernel block for a group of layers: the most that every backend takes.
+
+    Args:
+        kv_manager_block_size: tokens per page; a page is a whole number of kernel blocks.
+        backends: the backends of the group's layers.
+
+    Raises:
+        ValueError: no size divides the page and suits all; says what each backend takes.
+    """
+    for size in range(kv_manager_block_size, 0, -1):
+        if kv_manager_block_size % size == 0 and all(_takes(b, size) for b in backends):
+            return size
+    taken = (f"{b.get_name()} takes {b.get_supported_kernel_block_sizes()}" for b in backends)
+    raise ValueError(
+        f"a page of {kv_manager_block_size} tokens cannot be cut into kernel blocks: "
+        f"{', '.join(taken)}. Set --block-size to a multiple that suits all"
+    )
+
+
+def _takes(backend: type[AttentionBackend], block_size: int) -> bool:
+    return any(
+        block_size % size.base == 0 if isinstance(size, MultipleOf) else block_size == size
+        for size in backend.get_supported_kernel_block_sizes()
+    )
+
+
+def prepare_kernel_block_sizes(
+    kv_cache_config: KVCacheConfig, attn_groups: list[list[AttentionGroup]]
+) -> list[int]:
+    """Tokens per kernel block of each KV-cache group.
+
+    Args:
+        kv_cache_config: the groups.
+        attn_groups: for each KV-cache group its attention groups.
+    """
+    sizes = []
+    for group_id, kv_cache_group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = kv_cache_group.kv_cache_spec
+        backends = [group.backend for group in attn_groups[group_id]]
+        is_attention = isinstance(spec, AttentionSpec)
+        # A recurrent state is not cut up.
+        size = select_common_block_size(spec.block_size, backends) if is_attention else None
+        sizes.append(size or spec.block_size)
+    return sizes
 
 
 def bind_kv_cache(
