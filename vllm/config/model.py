@@ -76,6 +76,8 @@ class ModelConfig:
     """auto: defaults from the model's generation_config.json; vllm: none; or a folder."""
     override_generation_config: dict[str, Any] = Field(default_factory=dict)
     """Default sampling parameters to change, such as {"temperature": 0.5}."""
+    original_max_model_len: int | None = field(init=False, default=None)
+    """`max_model_len` as it was given; set by the constructor."""
     hf_config_dict: dict[str, Any] = field(init=False, default_factory=dict)
     """The model's config as read; set by the constructor."""
 
@@ -92,6 +94,7 @@ class ModelConfig:
         )
         self.hf_config_dict.update(self.hf_overrides)
         self.dtype = self._resolve_dtype()
+        self.original_max_model_len = self.max_model_len
         self.max_model_len = self.get_and_verify_max_len(self.max_model_len)
 
     @field_validator("dtype", mode="before")
