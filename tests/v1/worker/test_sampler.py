@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler: what it draws follows the distribution, whatever else is in the batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.sample.filters import apply_min_p, apply_top_k_top_p
+from vllm.v1.worker.gpu.sample.random import uniform
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.states import RequestState
+
+CPU = torch.device("cpu")
+
+
+def make(params: list[SamplingParams], prompt_len: int = 4) -> tuple[Sampler, RequestState, np.ndarray]:
+    states = RequestState(max_num_reqs=len(params) + 2, max_model_len=64)
+    sampler = Sampler(states.max_num_reqs, engine_seed=0, device=CPU)
+    rows = []
+    for i, param in enumerate(params):
+        row = states.add_request(f"r{i}", prompt_len, list(range(prompt_len)), 0)
+        sampler.add_request(row, f"r{i}", param)
+        rows.append(row)
+    return sampler, states, np.array(rows, dtype=np.int32)
+
+
+def test_greedy_rows_are_argmax_beside_random_ones():
+    """Guards against a mixed batch in which greedy rows are drawn, or rows are swapped."""
+    torch.manual_seed(0)
+    logits = torch.randn(4, 50)
+    params = [SamplingParams(temperature=t, seed=1) for t in (0.0, 1.0, 0.0, 0.7)]
+    sampler, states, rows = make(params)
+    out = sampler(logits.clone(), rows, states).sampled_token_ids[:, 0]
+    assert out[0] == logits[0].argmax() and out[2] == logits[2].argmax()
+
+
+def test_a_seeded_request_draws_the_same_whatever_runs_beside_it():
+    """Guards against draws that depend on the batch, its order or its size."""
+    torch.manual_seed(0)
+    logits = torch.randn(5, 200)
+    seeded = SamplingParams(temperature=1.0, seed=7, top_p=0.9)
+    alone_sampler, states, rows = make([seeded])
+    alone = alone_sampler(logits[2:3].clone(), rows, states).sampled_token_ids[0, 0]
+    others = [SamplingParams(temperature=1.3), SamplingParams(temperature=0.5, top_k=3)]
+    sampler, states, rows = make([*others, seeded, *others])
+    beside = sampler(logits.clone(), rows, states).sampled_token_ids[2, 0]
+    assert alone == beside
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        dict(temperature=1.0),
+        dict(temperature=0.6),
+        dict(temperature=1.5, top_k=5),
+        dict(temperature=1.0, top_p=0.7),
+        dict(temperature=1.0, min_p=0.2),
+        dict(temperature=0.9, top_k=8, top_p=0.8, min_p=0.05),
+    ],
+)
+def test_draws_follow_the_distribution(params):
+    """Chi-square of 20,000 draws (seeds 0..) against the distribution computed in float64; guards
+    against biased draws and filters applied in a wrong order. The bound is the 1 - 1e-6 quantile
+    (Wilson-Hilferty), so that a right sampler fails once in a million choices of seeds."""
+    vocab, draws = 24, 20_000
+    logits = torch.linspace(2.0, -2.0, vocab)[torch.randperm(vocab, generator=torch.Generator().manual_seed(3))]
+    sampler = Sampler(draws, 0, CPU)
+    states = RequestState(draws, 8)
+    for i in range(draws):
+        row = states.add_request(str(i), 2, [0, 1], 0)
+        sampler.add_request(row, str(i), SamplingParams(seed=i, **params))
+    rows = np.array([states.req_id_to_index[str(i)] for i in range(draws)], dtype=np.int32)
+    out = sampler(logits.repeat(draws, 1), rows, states).sampled_token_ids[:, 0]
+    counts = torch.bincount(out, minlength=vocab).double()
+    expected = reference_distribution(logits.double(), **params) * draws
+    assert (counts[expected == 0] == 0).all()
+    kept = expected > 0
+    statistic = float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
+    dof = int(kept.sum()) - 1
+    bound = dof * (1 - 2 / (9 * dof) + 4.75 * (2 / (9 * dof)) ** 0.5) ** 3
+    assert statistic < bound
+
+
+def reference_distribution(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
+    probs = (logits / temperature).softmax(-1)
+    probs = torch.where(probs < min_p * probs.max(), 0.0, probs)
+    order = probs.argsort(descending=True)
+    kept = torch.zeros_like(probs, dtype=torch.bool)
+    kept[order[: top_k or len(order)]] = True
+    probs = torch.where(kept, probs, 0.0)
+    probs /= probs.sum()
+    mass = 0.0
+    for token in order:
+        if mass >= top_p:
+            probs[token] = 0.0
+        mass += float(probs[token])
+    return probs / probs.sum()
+
+
+def test_top_p_sorts_the_whole_vocabulary_where_the_guess_is_too_small():
+    """A flat distribution's nucleus is larger than the first look; guards against cutting it off."""
+    logits = torch.zeros(2, 5000) + torch.rand(2, 5000) * 1e-3
+    logits[1, :3] = 20.0
+    filtered = logits.clone()
+    apply_top_k_top_p(filtered, torch.tensor([0, 0]), torch.tensor([0.9, 0.9]))
+    assert 4400 < int((filtered[0] > -torch.inf).sum()) < 4600
+    assert int((filtered[1] > -torch.inf).sum()) == 3
+
+
+def test_top_p_keeps_the_most_likely_token_however_small_it_is():
+    logits = torch.tensor([[3.0, 0.0, -1.0]])
+    apply_top_k_top_p(logits, torch.tensor([0]), torch.tensor([1e-9]))
+    assert (logits > -torch.inf).tolist() == [[True, False, False]]
+
+
+def test_min_p_zero_changes_nothing():
+    logits = torch.randn(2, 9)
+    before = logits.clone()
+    apply_min_p(logits, torch.tensor([0.0, 1.0]))
+    assert torch.equal(logits[0], before[0])
+    assert int((logits[1] > -torch.inf).sum()) == 1
+
+
+def test_min_tokens_forbids_stop_tokens_until_then():
+    """Guards against ending early, and against forbidding a token too long."""
+    params = SamplingParams(temperature=0.0, min_tokens=2, max_tokens=5, stop_token_ids=[3])
+    sampler, states, rows = make([params])
+    logits = torch.zeros(1, 6)
+    logits[0, 3], logits[0, 4] = 9.0, 5.0
+    taken = []
+    for _ in range(3):
+        token = sampler(logits.clone(), rows, states).sampled_token_ids[:, 0]
+        states.append_tokens(rows, token.numpy())
+        taken.append(int(token))
+    assert taken == [4, 4, 3]
+
+
+def test_a_row_forgets_what_the_request_before_it_wanted():
+    """Rows are reused; guards against min_tokens or a temperature that outlives its request."""
+    sampler, states, rows = make([SamplingParams(min_tokens=3, stop_token_ids=[1], logprobs=2)])
+    states.remove_request("r0")
+    row = states.add_request("next", 4, [0, 1, 2, 3], 0)
+    assert row == rows[0]
+    sampler.add_request(row, "next", SamplingParams(temperature=0.0))
+    logits = torch.zeros(1, 4)
+    logits[0, 1] = 5.0
+    out = sampler(logits, rows, states)
+    assert int(out.sampled_token_ids) == 1 and out.logprobs_tensors is None
+
+
+def test_logprobs_are_of_the_raw_logits():
+    """Guards against logprobs taken after temperature or filters."""
+    torch.manual_seed(1)
+    logits = torch.randn(1, 30)
+    sampler, states, rows = make([SamplingParams(temperature=0.3, top_k=1, logprobs=3)])
+    out = sampler(logits.clone(), rows, states)
+    ids, values, ranks = out.logprobs_tensors.tolists()[:3]
+    reference = logits.log_softmax(-1)[0]
+    assert ids[0, 0] == int(out.sampled_token_ids) and ranks[0] == 1
+    assert ids[0, 1:].tolist() == reference.topk(3).indices.tolist()
+    np.testing.assert_allclose(values[0], reference[ids[0].tolist()].numpy(), rtol=1e-6)
+
+
+def test_uniform_draws_of_neighbouring_seeds_and_positions_are_independent():
+    """Guards against streams that are shifted copies of each other."""
+    seeds = np.arange(200, dtype=np.uint64)
+    grid = np.stack([uniform(seeds, np.full(200, p)) for p in range(200)])
+    assert 0.49 < grid.mean() < 0.51 and len(np.unique(grid)) == grid.size
+    assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.02
+    assert abs(np.corrcoef(grid[:-1, 1:].ravel(), grid[1:, :-1].ravel())[0, 1]) < 0.02

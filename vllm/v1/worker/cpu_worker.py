@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU's worker: threads, memory and compiled kernels; the rest is the runner's."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.platforms.cpu_threads import bind_threads
+from vllm.utils.mem_utils import GiB, host_memory
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
+
+logger = init_logger(__name__)
+
+# The host has other things to do: of the memory that is free the KV cache takes this share.
+_FREE_MEMORY_SHARE = 0.25
+# Steps of these sizes are run once at start: one token (matrix-vector) and many.
+_WARM_UP_TOKENS = (1, 8, 64)
+
+
+class CPUWorker(WorkerBase):
+    """Runs the model on the host's cores."""
+
+    def init_device(self) -> None:
+        plan = bind_threads(self.local_rank)
+        logger.debug("%d threads on cores %s", plan.num_threads, plan.cpus)
+        init_threads(plan.num_threads)
+        self.device = torch.device("cpu")
+        current_platform.manual_seed_all(self.model_config.seed)
+        self.model_runner = GPUModelRunner(self.vllm_config, self.device)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        self.model_runner.load_model(load_dummy_weights)
+
+    def get_model(self) -> nn.Module:
+        return self.model_runner.get_model()
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return self.model_runner.get_kv_cache_spec()
+
+    def determine_available_memory(self) -> int:
+        """What the user gave, else what the largest batch can use, within a share of free memory.
+
+        Raises:
+            ValueError: the user gave more than there is.
+        """
+        free_bytes = host_memory().available_bytes
+        given = self.cache_config.kv_cache_memory_bytes
+        if given is not None:
+            if given > free_bytes:
+                raise ValueError(
+                    f"a KV cache of {given / GiB:.2f} GiB does not fit: {free_bytes / GiB:.2f} GiB "
+                    "are free; lower --kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE"
+                )
+            return given
+        max_num_seqs = self.scheduler_config.max_num_seqs
+        per_request = sum(
+            spec.max_memory_usage_bytes(self.vllm_config)
+            for spec in self.get_kv_cache_spec().values()
+        )
+        # Page 0 of each layer is never handed out.
+        null_page = sum(spec.page_size_bytes for spec in self.get_kv_cache_spec().values())
+        return min(max_num_seqs * per_request + null_page, int(_FREE_MEMORY_SHARE * free_bytes))
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        self.model_runner.initialize_kv_cache(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        begin = time.perf_counter()
+        for num_tokens in _WARM_UP_TOKENS:
+            if num_tokens <= self.scheduler_config.max_num_batched_tokens:
+                self.model_runner.profile_run(num_tokens)
+        return CompilationTimes(time.perf_counter() - begin, 0.0)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
+        return self.model_runner.execute_model(scheduler_output)
+
+    def sample_tokens(self, grammar_output: None) -> ModelRunnerOutput:
+        return self.model_runner.sample_tokens(grammar_output)
+
+    def shutdown(self) -> None:
+        self.model_runner.shutdown()

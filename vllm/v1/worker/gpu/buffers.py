@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step's small inputs in one buffer, so that they reach the device in one copy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+_ALIGNMENT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Field:
+    """A place in the buffer for at most `size` elements of `dtype` (a numpy dtype's name)."""
+
+    name: str
+    dtype: str
+    size: int
+
+
+class PackedBuffer:
+    """Host arrays written in place and sent to the device together.
+
+        host bytes    | query_start_loc | seq_lens | positions | ... |
+                                     one copy
+        device bytes  | query_start_loc | seq_lens | positions | ... |
+
+    On a CPU both are the same memory and nothing is copied. A field's contents hold until the next
+    step writes it.
+    """
+
+    def __init__(self, fields: list[Field], device: torch.device, pin_memory: bool = False) -> None:
+        offsets, nbytes = {}, 0
+        for item in fields:
+            offsets[item.name] = nbytes
+            size = item.size * np.dtype(item.dtype).itemsize
+            nbytes += math.ceil(size / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self._host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pin_memory)
+        self._same_memory = device.type == self._host.device.type
+        self._device = self._host if self._same_memory else self._host.to(device)
+        self.host: dict[str, np.ndarray] = {}
+        self._device_fields: dict[str, torch.Tensor] = {}
+        for item in fields:
+            begin = offsets[item.name]
+            end = begin + item.size * np.dtype(item.dtype).itemsize
+            dtype = getattr(torch, item.dtype)
+            self.host[item.name] = self._host[begin:end].view(dtype).numpy()
+            self._device_fields[item.name] = self._device[begin:end].view(dtype)
+
+    def copy_to_device(self) -> None:
+        """Sends what was written; call once all fields of the step are."""
+        if not self._same_memory:
+            self._device.copy_(self._host, non_blocking=True)
+
+    def device(self, name: str, size: int) -> torch.Tensor:
+        """The first `size` elements of a field, on the device."""
+        return self._device_fields[name][:size]

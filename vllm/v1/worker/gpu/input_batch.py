@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step's batch: requests one after the other, a token after the other, ragged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.buffers import Field, PackedBuffer
+from vllm.v1.worker.gpu.states import RequestState
+
+
+@dataclass
+class InputBatch:
+    """A batch of `num_reqs` requests and `num_tokens` tokens.
+
+    On the host:
+        rows: (num_reqs,) int32, each request's row in the states
+        num_scheduled_tokens, seq_lens_np: (num_reqs,) int32
+        query_start_loc_np: (num_reqs + 1,) int32
+        sampling: indices into the batch of the requests that get a token in this step, those whose
+            tokens are all computed by its end
+    On the device:
+        input_ids (num_tokens,) int32, positions (num_tokens,) int64, query_start_loc
+        (num_reqs + 1,) int32, seq_lens (num_reqs,) int32; for each KV cache group a block table
+        (num_reqs, max_blocks) int32 and slots (num_tokens,) int64
+    """
+
+    req_ids: list[str]
+    rows: np.ndarray
+    num_scheduled_tokens: np.ndarray
+    num_computed_tokens: np.ndarray
+    query_start_loc_np: np.ndarray
+    seq_lens_np: np.ndarray
+    sampling: np.ndarray
+    num_tokens: int
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    query_start_loc: torch.Tensor
+    query_start_loc_cpu: torch.Tensor
+    seq_lens: torch.Tensor
+    block_tables: list[torch.Tensor]
+    slot_mappings: list[torch.Tensor]
+
+    @property
+    def num_reqs(self) -> int:
+        """Requests in the batch."""
+        return len(self.req_ids)
+
+    @property
+    def logits_indices(self) -> np.ndarray:
+        """Which tokens of the batch the `sampling` requests are sampled after."""
+        return self.query_start_loc_np[1:][self.sampling] - 1
+
+
+class InputBatchBuilder:
+    """Writes a step's inputs into one buffer, by indexing into the request states."""
+
+    def __init__(
+        self,
+        max_num_reqs: int,
+        max_num_tokens: int,
+        block_tables: BlockTables,
+        device: torch.device,
+        pin_memory: bool = False,
+    ) -> None:
+        fields = [
+            Field("input_ids", "int32", max_num_tokens),
+            Field("positions", "int64", max_num_tokens),
+            Field("query_start_loc", "int32", max_num_reqs + 1),
+            Field("seq_lens", "int32", max_num_reqs),
+        ]
+        for group, table in enumerate(block_tables.tables):
+            fields.append(Field(f"slots_{group}", "int64", max_num_tokens))
+            fields.append(Field(f"blocks_{group}", "int32", max_num_reqs * table.max_num_blocks))
+        self._buffer = PackedBuffer(fields, device, pin_memory)
+        self._block_tables = block_tables
+
+    def build(self, scheduler_output: SchedulerOutput, states: RequestState) -> InputBatch:
+        """The batch that `scheduler_output` asks for; requests with one token come first."""
+        counts = scheduler_output.num_scheduled_tokens
+        req_ids = sorted(counts, key=counts.__getitem__)
+        num_reqs, num_tokens = len(req_ids), scheduler_output.total_num_scheduled_tokens
+        index_of = states.req_id_to_index
+        rows = np.fromiter((index_of[req_id] for req_id in req_ids), np.int32, num_reqs)
+        scheduled = np.fromiter((counts[req_id] for req_id in req_ids), np.int32, num_reqs)
+        computed = states.num_computed_tokens[rows]
+
+        host = self._buffer.host
+        starts = host["query_start_loc"]
+        starts[0] = 0
+        np.cumsum(scheduled, out=starts[1 : num_reqs + 1])
+        seq_lens = np.add(computed, scheduled, out=host["seq_lens"][:num_reqs])
+        token_rows = np.repeat(rows, scheduled)
+        positions = host["positions"][:num_tokens]
+        np.subtract(np.arange(num_tokens), np.repeat(starts[:num_reqs], scheduled), out=positions)
+        positions += np.repeat(computed, scheduled)
+        host["input_ids"][:num_tokens] = states.all_token_ids[token_rows, positions]
+
+        max_seq_len = int(seq_lens.max())
+        widths = []
+        for group, table in enumerate(self._block_tables.tables):
+            table.slots(token_rows, positions, host[f"slots_{group}"])
+            widths.append(table.gather(rows, max_seq_len, host[f"blocks_{group}"]).shape[1])
+        self._buffer.copy_to_device()
+
+        device = self._buffer.device
+        return InputBatch(
+            req_ids=req_ids,
+            rows=rows,
+            num_scheduled_tokens=scheduled,
+            num_computed_tokens=computed,
+            query_start_loc_np=starts[: num_reqs + 1],
+            seq_lens_np=seq_lens,
+            sampling=np.flatnonzero(seq_lens == states.total_len[rows]),
+            num_tokens=num_tokens,
+            input_ids=device("input_ids", num_tokens),
+            positions=device("positions", num_tokens),
+            query_start_loc=device("query_start_loc", num_reqs + 1),
+            query_start_loc_cpu=torch.from_numpy(starts[: num_reqs + 1]),
+            seq_lens=device("seq_lens", num_reqs),
+            block_tables=[
+                device(f"blocks_{group}", num_reqs * width).view(num_reqs, width)
+                for group, width in enumerate(widths)
+            ],
+            slot_mappings=[
+                device(f"slots_{group}", num_tokens) for group in range(len(widths))
+            ],
+        )

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelState
+
+
+def init_model_state(
+    vllm_config: VllmConfig, model: nn.Module, device: torch.device
+) -> ModelState:
+    """The state object of the model's family.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if vllm_config.model_config.is_encoder_decoder:
+        raise ValueError(
+            f"{vllm_config.model_config.architectures} has an encoder, which is not supported; "
+            "supported: decoder-only models"
+        )
+    return DefaultModelState(vllm_config, model, device)
