@@ -117,10 +117,11 @@ def resolve_current_platform_cls_qualname() -> str:
         PluginError: the platform that the user asked for failed or is absent.
         RuntimeError: more than one out-of-tree platform is active.
     """
-    asked = envs.VLLM_TARGET_DEVICE
+    asked = envs.VLLM_TARGET_DEVICE.lower()
     active = _active_plugins(asked)
-    if asked in active:
-        return active[asked]
+    for name, qualname in active.items():
+        if name.lower() == asked:
+            return qualname
     if len(active) > 1:
         raise RuntimeError(
             f"more than one platform plugin is active: {', '.join(sorted(active))}. "
@@ -153,14 +154,14 @@ def _active_plugins(asked: str) -> dict[str, str]:
             continue
         if qualname is not None:
             active[name] = qualname
-        elif name == asked:
+        elif name.lower() == asked:
             raise PluginError(
                 f"VLLM_TARGET_DEVICE={asked} asks for a platform plugin that finds no such hardware"
             )
         else:
             logger.debug("platform plugin %s reports no such hardware", name)
     for name, error in failed.items():
-        if name == asked:
+        if name.lower() == asked:
             why = describe_failure(name, PLATFORM_PLUGINS_GROUP, error)
             raise PluginError(f"{why} (VLLM_TARGET_DEVICE asks for it)") from error
         report_failure(name, PLATFORM_PLUGINS_GROUP, error)

@@ -45,7 +45,7 @@ def choose_backend(
         why = _why_selected_not(platform_name, candidates, selected, config, capability)
         if not why:
             return selected.get_path()
-        if not _is_cross_attention_alone(selected, config, capability):
+        if not _fails_only_as_cross_attention(candidates, selected, config, capability):
             raise ValueError(why)
         logger.warning_once("%s; the platform chooses for cross-attention layers", why)
     reasons = []
@@ -116,7 +116,8 @@ def _why_not(
     return ", ".join(reasons)
 
 
-def _is_cross_attention_alone(
+def _fails_only_as_cross_attention(
+    candidates: tuple[Candidate, ...],
     selected: AttentionBackendEnum,
     config: AttentionSelectorConfig,
     capability: DeviceCapability | None,
@@ -124,7 +125,7 @@ def _is_cross_attention_alone(
     """Whether `selected` would serve the layer if it were decoder self-attention."""
     from vllm.v1.attention.backend import AttentionType
 
-    if config.attn_type != AttentionType.ENCODER_DECODER:
+    candidate = next((c for c in candidates if c.name == selected.name), None)
+    if candidate is None or config.attn_type != AttentionType.ENCODER_DECODER:
         return False
-    as_decoder = config._replace(attn_type=AttentionType.DECODER)
-    return not _why_not(Candidate(selected.name), as_decoder, capability)
+    return not _why_not(candidate, config._replace(attn_type=AttentionType.DECODER), capability)
