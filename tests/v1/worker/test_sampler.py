@@ -170,3 +170,47 @@ def test_uniform_draws_of_neighbouring_seeds_and_positions_are_independent():
     assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.02
     assert abs(np.corrcoef(grid[:, :-1].ravel(), grid[:, 1:].ravel())[0, 1]) < 0.02
     assert abs(np.corrcoef(grid[:-1, 1:].ravel(), grid[1:, :-1].ravel())[0, 1]) < 0.02
+
+
+def draw_greedily(params: SamplingParams, logits, prompt=(0, 1), output=()):
+    """The token that a greedy request with this prompt and output takes after `logits`."""
+    states = RequestState(2, 32)
+    sampler = Sampler(2, 0, CPU)
+    row = states.add_request("r", len(prompt), [*prompt, *output], 0)
+    sampler.add_request(row, "r", params)
+    rows = np.array([row], dtype=np.int32)
+    return int(sampler(torch.tensor([logits]), rows, states).sampled_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "output", "expected"),
+    [
+        (dict(logit_bias={3: 10.0}), (), 3),
+        (dict(logit_bias={2: -100.0}), (), 4),
+        (dict(allowed_token_ids=[0, 3]), (), 3),
+        (dict(repetition_penalty=2.0), (2,), 4),
+        # Only what is in the output counts for these two: 2 is in the prompt as well.
+        (dict(frequency_penalty=1.0), (), 2),
+        (dict(frequency_penalty=0.6), (2,), 2),
+        (dict(frequency_penalty=0.6), (2, 2), 4),
+        (dict(presence_penalty=0.6), (2, 2), 2),
+        (dict(presence_penalty=1.1), (2,), 4),
+        (dict(bad_words_token_ids=[[2]]), (), 4),
+        (dict(bad_words_token_ids=[[5, 2]]), (), 2),
+        (dict(bad_words_token_ids=[[5, 2]]), (5,), 4),
+        (dict(bad_words_token_ids=[[5, 6, 2]]), (6,), 2),
+    ],
+)
+def test_each_feature_changes_what_a_greedy_request_takes(fields, output, expected):
+    """Logits 0, 1, 5, 0.5, 4, ...: without the feature token 2 is taken, then 4. Guards against a
+    feature that is dropped, or counts the prompt where it must not."""
+    logits = [0.0, 1.0, 5.0, 0.5, 4.0, -1.0, -2.0]
+    params = SamplingParams(temperature=0.0, **fields)
+    assert draw_greedily(params, logits, prompt=(1, 2), output=output) == expected
+
+
+def test_repetition_penalty_counts_the_prompt():
+    logits = [0.0, 1.0, 5.0, 0.5, 4.0]
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
+    assert draw_greedily(params, logits, prompt=(2,)) == 4
+    assert draw_greedily(params, logits, prompt=(1,)) == 2

@@ -8,8 +8,8 @@ import torch
 
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import SamplerOutput
+from vllm.v1.worker.gpu.sample.features import make_features
 from vllm.v1.worker.gpu.sample.filters import apply_min_p, apply_top_k_top_p
-from vllm.v1.worker.gpu.sample.logits_features import LogitsFeature, MinTokens
 from vllm.v1.worker.gpu.sample.logprobs import gather_logprobs
 from vllm.v1.worker.gpu.sample.random import request_seed, uniform
 from vllm.v1.worker.gpu.states import RequestState
@@ -22,7 +22,7 @@ _SEED_BITS = (1 << 64) - 1
 class Sampler:
     """Draws a token for each request of a batch as its sampling parameters say.
 
-    In order: logprobs of the raw logits, features (`logits_features`), temperature, min_p, top_k
+    In order: logprobs of the raw logits, `features`, temperature, min_p, top_k
     and top_p, the draw. Greedy requests take the most likely token after the features.
     """
 
@@ -35,7 +35,7 @@ class Sampler:
         self._min_p = np.zeros(max_num_reqs, dtype=np.float32)
         self._seed = np.zeros(max_num_reqs, dtype=np.uint64)
         self._num_logprobs = np.full(max_num_reqs, _NO_LOGPROBS, dtype=np.int32)
-        self._features: list[LogitsFeature] = [MinTokens()]
+        self._features = make_features()
 
     def add_request(self, row: int, req_id: str, params: SamplingParams) -> None:
         """A request got `row`."""

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features in the order they are applied: what forbids tokens, what shifts them, the penalties."""
+
+from vllm.v1.worker.gpu.sample.features.allowed_token_ids import AllowedTokenIds
+from vllm.v1.worker.gpu.sample.features.bad_words import BadWords
+from vllm.v1.worker.gpu.sample.features.base import LogitsFeature
+from vllm.v1.worker.gpu.sample.features.logit_bias import LogitBias
+from vllm.v1.worker.gpu.sample.features.min_tokens import MinTokens
+from vllm.v1.worker.gpu.sample.features.penalties import Penalties
+
+
+def make_features() -> list[LogitsFeature]:
+    """New ones, for a sampler."""
+    return [AllowedTokenIds(), BadWords(), MinTokens(), LogitBias(), Penalties()]
+
+
+__all__ = ["LogitsFeature", "make_features"]
