@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedulers, requests and a stand-in for the model, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, resolve_kv_cache_block_sizes
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+EOS = 1
+
+
+@cache
+def _model_folder() -> str:
+    folder = Path(tempfile.mkdtemp(prefix="vllm-test-"))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "max_position_embeddings": 1 << 20,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def make_config(
+    *,
+    max_model_len: int = 1024,
+    max_num_batched_tokens: int = 1024,
+    max_num_seqs: int = 16,
+    enable_prefix_caching: bool = True,
+    num_gpu_blocks_override: int | None = None,
+    block_size: int = 16,
+    **scheduler_options,
+) -> VllmConfig:
+    """A config for a small Llama, without weights."""
+    return VllmConfig(
+        model_config=ModelConfig(model=_model_folder(), max_model_len=max_model_len),
+        cache_config=CacheConfig(
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+        ),
+        scheduler_config=SchedulerConfig(
+            max_model_len=max_model_len,
+            is_encoder_decoder=False,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            **scheduler_options,
+        ),
+    )
+
+
+def full_spec(block_size: int = 16, **changes) -> FullAttentionSpec:
+    """Full attention, 1 KiB a token."""
+    fields = {"num_kv_heads": 2, "head_size": 64, "dtype": "float32"} | changes
+    return FullAttentionSpec(block_size=block_size, **fields)
+
+
+def window_spec(window: int, block_size: int = 16, **changes) -> SlidingWindowSpec:
+    """A sliding window, 1 KiB a token."""
+    fields = {"num_kv_heads": 2, "head_size": 64, "dtype": "float32"} | changes
+    return SlidingWindowSpec(block_size=block_size, sliding_window=window, **fields)
+
+
+def make_kv_cache_config(usable_pages: int, *specs: KVCacheSpec) -> KVCacheConfig:
+    """A cache of that many pages besides the null page, with a group for each spec."""
+    groups = [KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)]
+    return KVCacheConfig(usable_pages + 1, [], groups)
+
+
+def make_scheduler(
+    usable_pages: int, *specs: KVCacheSpec, log_stats: bool = False, **config
+) -> Scheduler:
+    """A scheduler over that many pages besides the null page; one full attention group by
+    default."""
+    specs = specs or (full_spec(),)
+    vllm_config = make_config(**config)
+    kv_cache_config = make_kv_cache_config(usable_pages, *specs)
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    return Scheduler(
+        vllm_config,
+        kv_cache_config,
+        None,
+        block_size,
+        hash_block_size,
+        include_finished_set=True,
+        log_stats=log_stats,
+    )
+
+
+def make_request(
+    request_id: str,
+    prompt: int | list[int],
+    max_tokens: int = 1,
+    *,
+    hash_block_size: int = 16,
+    priority: int = 0,
+    arrival_time: float | None = None,
+    client_index: int = 0,
+    cache_salt: str | None = None,
+    ignore_eos: bool = True,
+    **sampling,
+) -> Request:
+    """A request with a prompt of its own of that length, or with the given prompt."""
+    if isinstance(prompt, int):
+        rng = random.Random(request_id)
+        prompt = [rng.randrange(2, 1000) for _ in range(prompt)]
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
+    params.update_from_generation_config({}, EOS)
+    return Request(
+        request_id,
+        prompt,
+        params,
+        priority=priority,
+        arrival_time=arrival_time,
+        client_index=client_index,
+        cache_salt=cache_salt,
+        block_hasher=get_request_block_hasher(hash_block_size, sha256),
+    )
+
+
+class FakeModel:
+    """What a runner does to the scheduler's eyes: it keeps the state it is told of, checks that it
+    is told rightly, and draws random tokens for requests whose known tokens are all computed."""
+
+    def __init__(self, seed: int = 0, vocab_size: int = 1000) -> None:
+        self._rng = random.Random(seed)
+        self._vocab_size = vocab_size
+        self.num_tokens: dict[str, int] = {}
+        self.block_ids: dict[str, tuple[list[int], ...]] = {}
+        self.finished: set[str] = set()
+
+    def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        """Computes the step."""
+        self._forget(step)
+        num_computed = self._learn(step)
+        assert set(num_computed) == set(step.num_scheduled_tokens)
+        req_ids = list(step.num_scheduled_tokens)
+        sampled = []
+        for request_id in req_ids:
+            end = num_computed[request_id] + step.num_scheduled_tokens[request_id]
+            assert end <= self.num_tokens[request_id]
+            is_complete = end == self.num_tokens[request_id]
+            sampled.append([self._rng.randrange(self._vocab_size)] if is_complete else [])
+            self.num_tokens[request_id] += len(sampled[-1])
+        return ModelRunnerOutput(req_ids, {r: i for i, r in enumerate(req_ids)}, sampled)
+
+    def _forget(self, step: SchedulerOutput) -> None:
+        twice = self.finished & step.finished_req_ids
+        assert not twice, f"told twice that {twice} finished"
+        self.finished |= step.finished_req_ids
+        for request_id in step.finished_req_ids | step.preempted_req_ids:
+            self.num_tokens.pop(request_id, None)
+            self.block_ids.pop(request_id, None)
+
+    def _learn(self, step: SchedulerOutput) -> dict[str, int]:
+        num_computed = {}
+        for new in step.scheduled_new_reqs:
+            assert new.req_id not in self.num_tokens, f"{new.req_id} is known already"
+            self.num_tokens[new.req_id] = len(new.prefill_token_ids)
+            self.block_ids[new.req_id] = tuple(list(ids) for ids in new.block_ids)
+            num_computed[new.req_id] = new.num_computed_tokens
+        known = step.scheduled_cached_reqs
+        for i, request_id in enumerate(known.req_ids):
+            for table, added in zip(self.block_ids[request_id], known.new_block_ids[i] or ()):
+                table.extend(added)
+            num_computed[request_id] = known.num_computed_tokens[i]
+        return num_computed
+
+
+class Engine:
+    """Scheduler and stand-in model, step by step."""
+
+    def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
+        self.scheduler = scheduler
+        self.model = FakeModel(seed)
+        self.outputs: dict[str, list[EngineCoreOutput]] = {}
+        self.steps: list[SchedulerOutput] = []
+
+    def add(self, *requests: Request) -> None:
+        """Queues them."""
+        for request in requests:
+            self.outputs[request.request_id] = []
+            self.scheduler.add_request(request)
+
+    def step(self) -> SchedulerOutput:
+        """One step; checks the block pool's books."""
+        step = self.scheduler.schedule()
+        envelopes = self.scheduler.update_from_output(step, self.model.run(step))
+        for envelope in envelopes.values():
+            for output in envelope.outputs:
+                self.outputs[output.request_id].append(output)
+        self.scheduler.check_integrity()
+        self.steps.append(step)
+        return step
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Steps until nothing is due.
+
+        Raises:
+            AssertionError: that takes more than `max_steps`.
+        """
+        for _ in range(max_steps):
+            if not self.scheduler.has_requests():
+                return
+            self.step()
+        raise AssertionError(f"still {self.scheduler.get_request_counts()} after {max_steps} steps")
+
+    def tokens(self, request_id: str) -> list[int]:
+        """Tokens given to the client so far."""
+        return [token for output in self.outputs[request_id] for token in output.new_token_ids]
+
+    def finish_reason(self, request_id: str):
+        """How the request ended; None if it has not."""
+        return self.outputs[request_id][-1].finish_reason if self.outputs[request_id] else None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks, hashes, groups and memory of the KV cache, under upstream's module name. Each subject has
+a file of its own; this one has no code."""
+
+from vllm.v1.core.block_hash import (
+    BlockHashList,
+    BlockHashListWithBlockSize,
+    generate_block_hash_extra_keys,
+    get_request_block_hasher,
+    hash_block_tokens,
+    init_none_hash,
+    resolve_block_hashes,
+)
+from vllm.v1.core.kv_cache_block import (
+    BlockHash,
+    BlockHashWithGroupId,
+    FreeKVCacheBlockQueue,
+    KVCacheBlock,
+    KVCacheBlockCopy,
+    get_block_hash,
+    get_group_id,
+    make_block_hash_with_group_id,
+)
+from vllm.v1.core.kv_cache_groups import (
+    create_kv_cache_group_specs,
+    get_kv_cache_groups,
+    get_uniform_page_size,
+    is_kv_cache_spec_uniform,
+    is_kv_cache_type_attention_free,
+    unify_hybrid_kv_cache_specs,
+    unify_kv_cache_spec_page_size,
+)
+from vllm.v1.core.kv_cache_memory import (
+    check_enough_kv_cache_memory,
+    estimate_max_model_len,
+    generate_scheduler_kv_cache_config,
+    get_kv_cache_capacity,
+    get_kv_cache_config_from_groups,
+    get_kv_cache_configs,
+    get_max_concurrency_for_kv_cache_config,
+    get_num_blocks,
+    max_memory_usage_bytes,
+    may_override_num_blocks,
+    resolve_kv_cache_block_sizes,
+    update_kv_cache_capacity,
+)
+
+__all__ = [
+    "BlockHash",
+    "BlockHashList",
+    "BlockHashListWithBlockSize",
+    "BlockHashWithGroupId",
+    "FreeKVCacheBlockQueue",
+    "KVCacheBlock",
+    "KVCacheBlockCopy",
+    "check_enough_kv_cache_memory",
+    "create_kv_cache_group_specs",
+    "estimate_max_model_len",
+    "generate_block_hash_extra_keys",
+    "generate_scheduler_kv_cache_config",
+    "get_block_hash",
+    "get_group_id",
+    "get_kv_cache_capacity",
+    "get_kv_cache_config_from_groups",
+    "get_kv_cache_configs",
+    "get_kv_cache_groups",
+    "get_max_concurrency_for_kv_cache_config",
+    "get_num_blocks",
+    "get_request_block_hasher",
+    "get_uniform_page_size",
+    "hash_block_tokens",
+    "init_none_hash",
+    "is_kv_cache_spec_uniform",
+    "is_kv_cache_type_attention_free",
+    "make_block_hash_with_group_id",
+    "max_memory_usage_bytes",
+    "may_override_num_blocks",
+    "resolve_block_hashes",
+    "resolve_kv_cache_block_sizes",
+    "unify_hybrid_kv_cache_specs",
+    "unify_kv_cache_spec_page_size",
+    "update_kv_cache_capacity",
+]

@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler: which requests compute how many tokens in each step.
+
+Every request has a place in one fixed order (arrival, or priority), whether it waits or runs:
+
+* Running requests go first, in that order. One that finds no page takes those of the last in the
+  order, which starts over later. So the first one always gets on, and nobody takes turns in
+  throwing the other out.
+* Then waiting requests are admitted, in that order, if their prompt fits whole beside what running
+  prompts still need. Small ones may go ahead of one that does not fit (`LookAhead`).
+* A request that does not fit though nobody else holds a page never will: it ends with an error.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterable
+
+from vllm import envs
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
+from vllm.v1.core.sched.look_ahead import LookAhead
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import (
+    RequestQueue,
+    SchedulingPolicy,
+    create_request_queue,
+    get_order_key,
+)
+from vllm.v1.core.sched.step_plan import StepPlan
+from vllm.v1.core.sched.utils import append_until_stop, remove_all
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+logger = init_logger(__name__)
+
+
+class Scheduler(SchedulerInterface):
+    """See the module. `requests` holds all unfinished ones; each is in `running` or `waiting`."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        structured_output_manager: None,
+        block_size: int,
+        hash_block_size: int | None = None,
+        include_finished_set: bool = False,
+        log_stats: bool = False,
+    ) -> None:
+        config = vllm_config.scheduler_config
+        self.vllm_config = vllm_config
+        self.scheduler_config = config
+        self.max_num_running_reqs = config.max_num_seqs
+        self.max_num_scheduled_tokens = config.max_num_batched_tokens
+        self.max_model_len = vllm_config.model_config.max_model_len
+        self.is_encoder_decoder = vllm_config.model_config.is_encoder_decoder
+        self.log_stats = log_stats
+        self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
+        self.kv_cache_manager = KVCacheManager(
+            kv_cache_config,
+            self.max_model_len,
+            scheduler_block_size=block_size,
+            hash_block_size=block_size if hash_block_size is None else hash_block_size,
+            max_in_flight_tokens=self.max_num_scheduled_tokens,
+            enable_caching=vllm_config.cache_config.enable_prefix_caching,
+            log_stats=log_stats,
+            watermark=config.watermark,
+        )
+
+        policy = SchedulingPolicy(config.policy)
+        self._order_key = get_order_key(policy)
+        self.requests: dict[str, Request] = {}
+        self.waiting: RequestQueue = create_request_queue(policy)
+        self.running: list[Request] = []
+        self._pause_state = PauseState.UNPAUSED
+
+        # For the runner, with the next step: what it must forget.
+        self.finished_req_ids: set[str] = set()
+        self._preempted_req_ids: set[str] = set()
+        # For clients, with the next outputs.
+        self._failed: list[Request] = []
+        self._finished_by_client: dict[int, set[str]] | None = (
+            defaultdict(set) if include_finished_set else None
+        )
+        self._num_preempted_since_stats = 0
+        self._check_integrity_when_idle = envs.VLLM_DEBUG_CHECK_INTEGRITY
+
+    # --- A step ---
+
+    def schedule(self) -> SchedulerOutput:
+        plan = StepPlan(self.max_num_scheduled_tokens)
+        if self._pause_state is not PauseState.PAUSED_ALL:
+            num_preempted = len(self._preempted_req_ids)
+            self._schedule_running(plan)
+            # Whoever was thrown out for want of pages would only come back for want of them.
+            is_short_of_pages = len(self._preempted_req_ids) > num_preempted
+            if self._pause_state is PauseState.UNPAUSED and not is_short_of_pages:
+                self._schedule_waiting(plan)
+        return self._close(plan)
+
+    def _schedule_running(self, plan: StepPlan) -> None:
+        index = 0
+        while index < len(self.running) and plan.token_budget > 0:
+            request = self.running[index]
+            num_tokens = self._num_tokens_next(request, request.num_computed_tokens, plan)
+            if num_tokens > 0 and not self._run_on(request, num_tokens, plan):
+                continue  # It is no longer at `index`.
+            index += 1
+
+    def _run_on(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Gives a running request its next tokens, at the cost of those after it if need be. False
+        if it had to make way itself."""
+        while True:
+            new_blocks = self.kv_cache_manager.allocate_slots(request, num_tokens)
+            if new_blocks is not None:
+                plan.add_known(request, num_tokens, new_blocks)
+                return True
+            if self.kv_cache_manager.is_sole_holder(request):
+                self.running.remove(request)
+                self._fail(request, self._why_it_cannot_grow(request))
+                return False
+            last = self.running[-1]
+            self._preempt_last()
+            if last is request:
+                return False
+
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        if not self.waiting:
+            return
+        look_ahead = LookAhead()
+        num_promised_blocks = sum(self._num_blocks_promised_to(r, plan) for r in self.running)
+        taken: list[Request] = []
+        for request in self.waiting:
+            if self._is_full(plan) or look_ahead.is_closed:
+                break
+            if self._admit(request, plan, num_promised_blocks):
+                look_ahead.admitted()
+                num_promised_blocks += self._num_blocks_promised_to(request, plan)
+            elif self._can_never_start(plan):
+                self._fail(request, self._why_it_cannot_grow(request))
+            else:
+                look_ahead.passed_over(request)
+                continue
+            taken.append(request)
+        self.waiting.remove_requests(taken)
+
+    def _is_full(self, plan: StepPlan) -> bool:
+        return (
+            plan.token_budget == 0
+            or len(self.running) >= self.max_num_running_reqs
+            or self.kv_cache_manager.block_pool.get_num_free_blocks() == 0
+        )
+
+    def _can_never_start(self, plan: StepPlan) -> bool:
+        """Whether a request that was just refused has the whole pool and the whole step to
+        itself."""
+        pool = self.kv_cache_manager.block_pool
+        return not plan.requests and pool.get_num_free_blocks() == pool.num_usable_blocks
+
+    def _num_blocks_promised_to(self, request: Request, plan: StepPlan) -> int:
+        """Free pages that the rest of a prompt still takes after this step."""
+        num_computed = request.num_computed_tokens + plan.num_tokens_of(request)
+        if num_computed >= request.num_tokens:
+            return 0
+        return self.kv_cache_manager.num_blocks_to_complete(request)
+
+    def _admit(self, request: Request, plan: StepPlan, num_promised_blocks: int) -> bool:
+        """Starts a waiting request, if there is room for all its tokens so far."""
+        manager = self.kv_cache_manager
+        hits, num_hit_tokens = manager.get_computed_blocks(request)
+        num_tokens = self._num_tokens_next(request, num_hit_tokens, plan)
+        if num_tokens == 0:
+            return False
+        new_blocks = manager.allocate_slots(
+            request,
+            num_tokens,
+            num_new_computed_tokens=num_hit_tokens,
+            new_computed_blocks=hits,
+            num_encoder_tokens=self._num_encoder_tokens(request),
+            full_sequence_must_fit=True,
+            reserved_blocks=num_promised_blocks,
+            has_scheduled_reqs=bool(self.running),
+        )
+        if new_blocks is None:
+            return False
+        manager.record_prefix_cache_stats(request, num_hit_tokens)
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = num_hit_tokens
+        request.num_computed_tokens = num_hit_tokens
+        request.num_overtaken = 0
+        request.status = RequestStatus.RUNNING
+        self._record(request, EngineCoreEventType.SCHEDULED)
+        bisect.insort(self.running, request, key=self._order_key)
+        plan.add_new(request, num_tokens, manager.get_block_ids(request.request_id))
+        return True
+
+    def _num_tokens_next(self, request: Request, num_computed_tokens: int, plan: StepPlan) -> int:
+        """Tokens that the request computes in this step: all that are known but not computed, or
+        as many as the step and the config allow. 0: nothing to do, or no room for a prompt that
+        must not be split."""
+        num_tokens = request.num_tokens - num_computed_tokens
+        if not self.scheduler_config.enable_chunked_prefill:
+            return num_tokens if num_tokens <= plan.token_budget else 0
+        threshold = self.scheduler_config.long_prefill_token_threshold
+        if threshold > 0:
+            num_tokens = min(num_tokens, threshold)
+        return min(num_tokens, plan.token_budget)
+
+    def _num_encoder_tokens(self, request: Request) -> int:
+        """Tokens of encoder output that decoder layers look at."""
+        if not self.is_encoder_decoder:
+            return 0
+        return sum(request.get_num_encoder_embeds(i) for i in range(len(request.mm_features)))
+
+    def _close(self, plan: StepPlan) -> SchedulerOutput:
+        """Makes the plan the step, and counts its tokens as computed."""
+        output = SchedulerOutput(
+            scheduled_new_reqs=plan.new_requests,
+            scheduled_cached_reqs=plan.known_requests,
+            num_scheduled_tokens=plan.num_scheduled_tokens,
+            total_num_scheduled_tokens=self.max_num_scheduled_tokens - plan.token_budget,
+            finished_req_ids=self.finished_req_ids,
+            preempted_req_ids=self._preempted_req_ids,
+            # Zeros: no attention backend here computes a prefix common to all requests apart.
+            num_common_prefix_blocks=[0] * self.num_kv_cache_groups,
+            new_block_ids_to_zero=self.kv_cache_manager.take_new_block_ids() or None,
+        )
+        self.finished_req_ids = set()
+        self._preempted_req_ids = set()
+        for request in plan.requests:
+            request.num_computed_tokens += plan.num_tokens_of(request)
+        return output
+
+    # --- What the step gave ---
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        by_client: dict[int, list[EngineCoreOutput]] = defaultdict(list)
+        stopped: set[Request] = set()
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None:
+                continue  # It was ended from outside while the step ran.
+            output = self._update_request(request, model_runner_output)
+            if output is None:
+                continue
+            by_client[request.client_index].append(output)
+            if output.finished:
+                stopped.add(request)
+        self._remove(stopped)
+        for request in stopped:
+            self._free(request)
+        for request in self._failed:
+            by_client[request.client_index].append(_last_output(request))
+        self._failed = []
+        if self._check_integrity_when_idle and not self.requests:
+            self.check_integrity()
+        return self._address(by_client)
+
+    def _update_request(
+        self, request: Request, output: ModelRunnerOutput
+    ) -> EngineCoreOutput | None:
+        """Takes in one request's share; None if there is nothing to tell."""
+        request_id = request.request_id
+        index = output.req_id_to_index[request_id]
+        sampled = output.sampled_token_ids[index] if output.sampled_token_ids else []
+        new_tokens, has_ended = append_until_stop(request, sampled, self.max_model_len)
+        prompt_logprobs = output.prompt_logprobs_dict.get(request_id)
+        if not new_tokens and prompt_logprobs is None:
+            return None
+        logprobs = None
+        if new_tokens and output.logprobs and request.sampling_params.logprobs is not None:
+            logprobs = output.logprobs.slice_request(index, len(new_tokens))
+        return EngineCoreOutput(
+            request_id=request_id,
+            new_token_ids=new_tokens,
+            new_logprobs=logprobs,
+            new_prompt_logprobs_tensors=prompt_logprobs,
+            finish_reason=request.get_finished_reason() if has_ended else None,
+            stop_reason=request.stop_reason,
+            events=request.take_events(),
+            prefill_stats=request.take_prefill_stats() if new_tokens else None,
+            num_nans_in_logits=(output.num_nans_in_logits or {}).get(request_id, 0),
+        )
+
+    def _address(self, by_client: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
+        """An envelope for each client that is to be told something; stats go with the first."""
+        outputs = {client: EngineCoreOutputs(outputs=made) for client, made in by_client.items()}
+        if self._finished_by_client:
+            for client, request_ids in self._finished_by_client.items():
+                outputs.setdefault(client, EngineCoreOutputs()).finished_requests = request_ids
+            self._finished_by_client = defaultdict(set)
+        stats = self.make_stats()
+        if stats is not None:
+            if not outputs:
+                outputs[0] = EngineCoreOutputs()
+            next(iter(outputs.values())).scheduler_stats = stats
+        return outputs
+
+    # --- Requests come and go ---
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id in self.requests:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        self._record(request, EngineCoreEventType.QUEUED)
+        self.requests[request.request_id] = request
+        reason = self._why_it_can_never_run(request)
+        if reason is not None:
+            self._fail(request, reason)
+        else:
+            self.waiting.add_request(request)
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        if not RequestStatus.is_finished(finished_status):
+            raise ValueError(f"{finished_status.name} is no end")
+        if request_ids is None:
+            request_ids = list(self.requests)
+        elif isinstance(request_ids, str):
+            request_ids = [request_ids]
+        ended = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
+        self._remove(set(ended))
+        for request in ended:
+            request.status = finished_status
+            self._free(request)
+        return ended
+
+    def _preempt_last(self) -> None:
+        """Takes all pages of the last running request; it starts over when its turn comes.
+
+        Requests are given tokens in order and the last is the victim, so no victim has been given
+        tokens in this step: the pages it made known to the prefix cache are all computed.
+        """
+        request = self.running.pop()
+        self.kv_cache_manager.free(request)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self._num_preempted_since_stats += 1
+        self._preempted_req_ids.add(request.request_id)
+        self._record(request, EngineCoreEventType.PREEMPTED)
+        self.waiting.prepend_request(request)
+
+    def _fail(self, request: Request, reason: str) -> None:
+        """Ends a request that is in neither list; its client is told why with the next outputs."""
+        logger.warning("request %s: %s", request.request_id, reason)
+        request.status = RequestStatus.FINISHED_ERROR
+        request.error_message = reason
+        self._free(request)
+        self._failed.append(request)
+
+    def _free(self, request: Request) -> None:
+        """Forgets a finished request that is in neither list any more."""
+        self.kv_cache_manager.free(request)
+        del self.requests[request.request_id]
+        self.finished_req_ids.add(request.request_id)
+        if self._finished_by_client is not None:
+            self._finished_by_client[request.client_index].add(request.request_id)
+
+    def _remove(self, requests: set[Request]) -> None:
+        """Takes requests out of `running` and `waiting`."""
+        if not requests:
+            return
+        in_running = requests.intersection(self.running)
+        self.running = remove_all(self.running, in_running)
+        self.waiting.remove_requests(requests - in_running)
+
+    def _record(self, request: Request, event: EngineCoreEventType) -> None:
+        if self.log_stats:
+            request.record_event(event)
+
+    # --- Why a request cannot run, in words for its user ---
+
+    def _why_it_can_never_run(self, request: Request) -> str | None:
+        """None if it can, sooner or later."""
+        num_tokens = request.num_tokens
+        if num_tokens > self.max_model_len:
+            return f"the prompt has {num_tokens} tokens; max_model_len is {self.max_model_len}"
+        is_split = self.scheduler_config.enable_chunked_prefill
+        if not is_split and num_tokens > self.max_num_scheduled_tokens:
+            return (
+                f"the prompt has {num_tokens} tokens, a step {self.max_num_scheduled_tokens} "
+                "(--max-num-batched-tokens), and prompts are not split (chunked prefill is off)"
+            )
+        if not self.kv_cache_manager.can_ever_hold(num_tokens, self._num_encoder_tokens(request)):
+            return f"the prompt of {num_tokens} tokens {self._too_large_for_the_pool()}"
+        return None
+
+    def _why_it_cannot_grow(self, request: Request) -> str:
+        return (
+            f"after {request.num_output_tokens} generated tokens, the request's "
+            f"{request.num_tokens} tokens {self._too_large_for_the_pool()}"
+        )
+
+    def _too_large_for_the_pool(self) -> str:
+        managers = self.kv_cache_manager.single_type_managers
+        page_sizes = "/".join(str(size) for size in sorted({m.block_size for m in managers}))
+        return (
+            "do not fit into the KV cache, though nobody else uses it: it has "
+            f"{self.kv_cache_manager.block_pool.num_usable_blocks} pages of {page_sizes} tokens for "
+            f"{len(managers)} kinds of layers. Ask for fewer tokens, or start the server with a "
+            "larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
+        )
+
+    # --- What others ask ---
+
+    def get_num_unfinished_requests(self) -> int:
+        if self._pause_state is PauseState.PAUSED_ALL:
+            return 0
+        if self._pause_state is PauseState.PAUSED_NEW:
+            return len(self.running)
+        return len(self.running) + len(self.waiting)
+
+    def has_finished_requests(self) -> bool:
+        return bool(self.finished_req_ids)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.running), len(self.waiting)
+
+    def get_kv_cache_usage(self) -> float:
+        return self.kv_cache_manager.usage
+
+    @property
+    def pause_state(self) -> PauseState:
+        return self._pause_state
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        self._pause_state = pause_state
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        if reset_connector:
+            logger.warning("reset_connector has no effect: there is no KV connector")
+        if reset_running_requests:
+            while self.running:
+                self._preempt_last()
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def make_stats(self) -> SchedulerStats | None:
+        prefix_cache_stats = self.kv_cache_manager.make_prefix_cache_stats()
+        if prefix_cache_stats is None:
+            return None
+        num_preempted, self._num_preempted_since_stats = self._num_preempted_since_stats, 0
+        return SchedulerStats(
+            num_running_reqs=len(self.running),
+            num_waiting_reqs=len(self.waiting),
+            kv_cache_usage=self.kv_cache_manager.usage,
+            prefix_cache_stats=prefix_cache_stats,
+            num_preempted_reqs=num_preempted,
+        )
+
+    def check_integrity(self) -> None:
+        """Checks the books of the block pool.
+
+        Raises:
+            KVCacheIntegrityError: they contradict each other.
+        """
+        self.kv_cache_manager.check_integrity()
+
+    def shutdown(self) -> None:
+        """Nothing is held that has to be let go."""
+
+
+def _last_output(request: Request) -> EngineCoreOutput:
+    """Tells the client of a request that ended without a token."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=request.get_finished_reason(),
+        events=request.take_events(),
+        error_message=request.error_message,
+    )

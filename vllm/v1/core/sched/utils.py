@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a request has enough."""
+
+from __future__ import annotations
+
+from vllm.v1.request import Request, RequestStatus
+
+
+def check_stop(request: Request, max_model_len: int) -> bool:
+    """Whether the request ends with its last token; sets its status and stop reason if so.
+
+    A token that ends it counts more than a length that is reached with the same token. Before
+    `min_tokens` no token ends it, but the model's length does.
+    """
+    params = request.sampling_params
+    token = request.output_token_ids[-1]
+    if request.num_output_tokens >= params.min_tokens:
+        if token == params.eos_token_id and not params.ignore_eos:
+            request.status = RequestStatus.FINISHED_STOPPED
+            return True
+        if token in params.stop_token_ids:
+            request.status = RequestStatus.FINISHED_STOPPED
+            request.stop_reason = token
+            return True
+    if request.num_tokens >= max_model_len or request.num_output_tokens >= request.max_tokens:
+        request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        return True
+    return False
+
+
+def append_until_stop(
+    request: Request, token_ids: list[int], max_model_len: int
+) -> tuple[list[int], bool]:
+    """Appends sampled tokens up to the one that ends the request. Returns those appended, and
+    whether it has ended."""
+    for count, token in enumerate(token_ids, start=1):
+        request.append_output_token_ids(token)
+        if check_stop(request, max_model_len):
+            return token_ids[:count], True
+    return token_ids, False
+
+
+def remove_all(requests: list[Request], to_remove: set[Request]) -> list[Request]:
+    """`requests` without those in `to_remove`; itself if there is nothing to remove."""
+    if not to_remove:
+        return requests
+    return [request for request in requests if request not in to_remove]
