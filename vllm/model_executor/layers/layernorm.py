@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vllm.model_executor.custom_op import CustomOp
+
+
+@CustomOp.register("rms_norm")
+class RMSNorm(CustomOp):
+    """x / rms(x) * weight over the last dimension, worked out in float32.
+
+    Paper: https://arxiv.org/abs/1910.07467. With a residual the two are added first, and both the norm
+    of the sum and the sum are returned: (normed, residual). Both arguments may be overwritten then.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        var_hidden_size: int | None = None,
+        has_weight: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if var_hidden_size not in (None, hidden_size):
+            raise ValueError(f"var_hidden_size {var_hidden_size} is not supported; supported: hidden_size")
+        self.hidden_size = hidden_size
+        self.variance_epsilon = eps
+        self.has_weight = has_weight
+        weight = torch.ones(hidden_size, dtype=dtype or torch.get_default_dtype())
+        if has_weight:
+            self.weight = nn.Parameter(weight, requires_grad=False)
+        else:
+            self.register_buffer("weight", weight, persistent=False)
+
+    def forward_native(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if residual is not None:
+            x = residual = x + residual
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        normed = wide.to(x.dtype)
+        normed = normed * self.weight if self.has_weight else normed
+        return normed if residual is None else (normed, residual)
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.hidden_size}, eps={self.variance_epsilon}"

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a GGUF file under Hugging Face's names and in Hugging Face's order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from vllm.model_executor.model_loader.gguf_dequant import dequantize, quantization_type, raw_rows
+from vllm.transformers_utils.gguf_config import ROPE_FACTORS_TENSOR, gguf_architecture
+from vllm.transformers_utils.gguf_reader import GGUFFile, GGUFTensorInfo
+
+# Threads that unpack beside the one that copies; more do not help where memory is the bound.
+_NUM_THREADS = 2
+# Tensors unpacked ahead: enough to keep the threads busy, few enough to bound memory.
+_TENSORS_AHEAD = 4
+
+_TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Tensors that hold no weights: rope tables are worked out from the config.
+_NOT_WEIGHTS = (ROPE_FACTORS_TENSOR, ".attn_rot_embd.weight")
+
+
+def hf_weight_name(gguf_name: str) -> str | None:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None where the name is not known."""
+    module, _, kind = gguf_name.rpartition(".")
+    if module in _TOP_NAMES:
+        return f"{_TOP_NAMES[module]}.{kind}"
+    parts = module.split(".")
+    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{kind}"
+    return None
+
+
+@dataclass(frozen=True)
+class _HeadCounts:
+    """Heads of the projections that llama.cpp stores in another order; 0 where it does not."""
+
+    q: int
+    k: int
+
+    def of(self, gguf_name: str) -> int:
+        if ".attn_q." in gguf_name:
+            return self.q
+        return self.k if ".attn_k." in gguf_name else 0
+
+
+def _head_counts(file: GGUFFile) -> _HeadCounts:
+    if not gguf_architecture(file).permutes_qk:
+        return _HeadCounts(0, 0)
+    heads = file.get(f"{file.architecture}.attention.head_count")
+    return _HeadCounts(heads, file.get(f"{file.architecture}.attention.head_count_kv", heads))
+
+
+def _unpermute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undo llama.cpp's order of a head's rows: it puts the two of each rotated pair side by side.
+
+    Rows are quantised one by one, so their bytes can be moved before they are unpacked.
+    """
+    pairs = rows.reshape(num_heads, -1, 2, rows.shape[-1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _load(file: GGUFFile, info: GGUFTensorInfo, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+    kind, rows = quantization_type(file, info), raw_rows(file, info)
+    if not num_heads:
+        return dequantize(kind, rows, info.shape, dtype)
+    if len(info.shape) == 1:  # a bias: its elements are the rows
+        vector = dequantize(kind, rows, info.shape, dtype)
+        return vector.view(num_heads, -1, 2).transpose(1, 2).reshape(info.shape)
+    return dequantize(kind, _unpermute_rows(rows, num_heads), info.shape, dtype)
+
+
+def gguf_weights_iterator(
+    file: GGUFFile, dtype: torch.dtype, use_tqdm_on_load: bool = True
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(Hugging Face name, weight of `dtype`) of every tensor, in the file's order.
+
+    Names that are not known come as they are, so that the model refuses them by name. Raises GGUFError
+    before the first tensor when one is of a type that is not supported.
+    """
+    heads = _head_counts(file)
+    infos = [info for name, info in file.tensors.items() if not name.endswith(_NOT_WEIGHTS)]
+    for info in infos:
+        quantization_type(file, info)
+    progress = tqdm(infos, desc="Loading GGUF weights", unit="tensor", disable=not use_tqdm_on_load)
+    ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gguf") as pool:
+        for info in progress:
+            ahead.append((info.name, pool.submit(_load, file, info, heads.of(info.name), dtype)))
+            if len(ahead) > _TENSORS_AHEAD:
+                yield _named(*ahead.popleft())
+        while ahead:
+            yield _named(*ahead.popleft())
+
+
+def _named(gguf_name: str, weight: Future[torch.Tensor]) -> tuple[str, torch.Tensor]:
+    return hf_weight_name(gguf_name) or gguf_name, weight.result()

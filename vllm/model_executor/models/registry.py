@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which class serves which architecture. Imports no torch: classes are named and imported when needed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+from vllm.model_executor.models.interfaces_base import is_text_generation_model, is_vllm_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vllm.config import ModelConfig
+
+logger = init_logger(__name__)
+
+# Architecture (as in config.json) -> (module beside this one, class).
+_TEXT_GENERATION_MODELS = {
+    "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+}
+
+
+@dataclass(frozen=True)
+class _LazyModel:
+    """A class by name, imported on first use."""
+
+    module_name: str
+    class_name: str
+
+    def load(self) -> type[nn.Module]:
+        module = importlib.import_module(self.module_name)
+        try:
+            return getattr(module, self.class_name)
+        except AttributeError:
+            raise ValueError(f"{self.module_name} has no model class {self.class_name}") from None
+
+
+@dataclass
+class _ModelRegistry:
+    models: dict[str, _LazyModel | type[nn.Module]] = field(default_factory=dict)
+
+    def get_supported_archs(self) -> Set[str]:
+        """Architectures with a class, in-tree and registered."""
+        return self.models.keys()
+
+    def register_model(self, model_arch: str, model_cls: type[nn.Module] | str) -> None:
+        """Serve an architecture with a class, or with "module:Class", which is imported when needed.
+
+        Replaces, with a warning, what served it before. Raises TypeError or ValueError for anything else.
+        """
+        if not isinstance(model_arch, str):
+            raise TypeError(f"model_arch must be a string, not {type(model_arch).__name__}")
+        if isinstance(model_cls, str):
+            module_name, separator, class_name = model_cls.partition(":")
+            if not separator or not module_name or not class_name or ":" in class_name:
+                raise ValueError(f"{model_cls!r} must be of the form '<module>:<class>'")
+            entry: _LazyModel | type[nn.Module] = _LazyModel(module_name, class_name)
+        elif isinstance(model_cls, type):
+            if not is_vllm_model(model_cls):
+                raise ValueError(
+                    f"{model_cls.__qualname__} cannot serve {model_arch}: it needs __init__(*, vllm_config, prefix), "
+                    "embed_input_ids and forward"
+                )
+            entry = model_cls
+        else:
+            raise TypeError(f"model_cls must be a class or '<module>:<class>', not {type(model_cls).__name__}")
+        if model_arch in self.models:
+            logger.warning("model architecture %s is already registered and now served by %s", model_arch, model_cls)
+        self.models[model_arch] = entry
+
+    def check_supported(self, architectures: str | list[str]) -> str:
+        """The first architecture that has a class, without importing it.
+
+        Raises ValueError listing what is supported.
+        """
+        names = [architectures] if isinstance(architectures, str) else architectures
+        if not names:
+            raise ValueError("the model's config names no architectures; add \"architectures\" to config.json")
+        for name in names:
+            if name in self.models:
+                return name
+        raise ValueError(
+            f"model architecture {' / '.join(names)} is not supported; supported: {', '.join(sorted(self.models))}"
+        )
+
+    def resolve_model_cls(
+        self, architectures: str | list[str], model_config: ModelConfig
+    ) -> tuple[type[nn.Module], str]:
+        """The class that serves the first supported architecture, and that architecture."""
+        name = self.check_supported(architectures)
+        entry = self.models[name]
+        if not isinstance(entry, _LazyModel):
+            return entry, name
+        cls = entry.load()
+        if not is_vllm_model(cls):
+            raise ValueError(f"{entry.module_name}:{entry.class_name} is no model: it lacks the engine's interface")
+        return cls, name
+
+    def is_text_generation_model(self, architectures: str | list[str], model_config: ModelConfig) -> bool:
+        """Whether the class gives logits. Imports it."""
+        return is_text_generation_model(self.resolve_model_cls(architectures, model_config)[0])
+
+
+ModelRegistry = _ModelRegistry(
+    {
+        arch: _LazyModel(f"vllm.model_executor.models.{module}", cls)
+        for arch, (module, cls) in _TEXT_GENERATION_MODELS.items()
+    }
+)
