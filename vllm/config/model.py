@@ -96,6 +96,16 @@ class ModelConfig:
         self.dtype = self._resolve_dtype()
         self.original_max_model_len = self.max_model_len
         self.max_model_len = self.get_and_verify_max_len(self.max_model_len)
+        self._verify_on_platform()
+
+    def _verify_on_platform(self) -> None:
+        from vllm.platforms import current_platform
+
+        for architecture in self.architectures:
+            current_platform.verify_model_arch(architecture)
+        if self.quantization is not None:
+            current_platform.verify_quantization(self.quantization)
+        self.max_model_len = current_platform.check_max_model_len(self.max_model_len)
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -42,7 +42,8 @@ class SchedulerConfig:
     scheduler_cls: str | type[object] | None = None
     """Another scheduler: a class or its dotted name."""
     disable_hybrid_kv_cache_manager: bool | None = None
-    """Give layers with a sliding window pages for the whole request, as full attention has."""
+    """Give layers with a sliding window pages for the whole request, as full attention has. Left
+    out: only where the platform does not support pages of their own."""
     watermark: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the pages kept free when a request is admitted."""
     async_scheduling: bool | None = None

@@ -76,6 +76,9 @@ class VllmConfig:
         if self.model_config is not None:
             self.cache_config.sliding_window = self.model_config.get_sliding_window()
             self.scheduler_config.verify_max_model_len(self.model_config.max_model_len)
+        if self.scheduler_config.disable_hybrid_kv_cache_manager is None:
+            supported = current_platform.support_hybrid_kv_cache()
+            self.scheduler_config.disable_hybrid_kv_cache_manager = not supported
         current_platform.apply_config_platform_defaults(self)
         current_platform.check_and_update_config(self)
         if self.cache_config.block_size is None:

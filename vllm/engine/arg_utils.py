@@ -161,7 +161,9 @@ class EngineArgs:
 
     @staticmethod
     def add_cli_args(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
-        """Adds a flag for each argument, in a group for each config."""
+        """Adds a flag for each argument, in a group for each config; a platform may add more."""
+        from vllm.platforms import current_platform
+
         for config, names in _CONFIG_ARGS.items():
             add_config_flags(
                 parser, config, {name: _field_name(name) for name in names}, EngineArgs, _SHORT_FLAGS
@@ -171,6 +173,7 @@ class EngineArgs:
             action="store_true",
             help="Neither log engine statistics nor count them for /metrics.",
         )
+        current_platform.pre_register_and_update(parser)
         return parser
 
     @classmethod
@@ -197,6 +200,9 @@ class EngineArgs:
         Raises:
             ValueError: one line that names the flag, its value and what is supported.
         """
+        from vllm.platforms import current_platform
+
+        current_platform.pre_register_and_update()
         self._warn_of_args_without_effect()
         model_config = self.create_model_config()
         return self._make(

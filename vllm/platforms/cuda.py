@@ -98,10 +98,6 @@ class CudaPlatformBase(Platform):
         return True
 
     @classmethod
-    def support_static_graph_mode(cls) -> bool:
-        return True
-
-    @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:
         """The runner reads its KV caches by layer name."""
 

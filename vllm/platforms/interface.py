@@ -212,11 +212,6 @@ class Platform:
         """Whether layers of different kinds may use KV-cache groups of their own."""
         return False
 
-    @classmethod
-    def support_static_graph_mode(cls) -> bool:
-        """Whether steps can be recorded as a device graph and replayed."""
-        return False
-
     # Attention
 
     @classmethod
@@ -377,14 +372,6 @@ class Platform:
     @classmethod
     def import_kernels(cls) -> None:
         """Imports compiled kernels, in each process that runs the model."""
-
-    def get_global_graph_pool(self) -> Any:
-        """The memory pool that all device graphs of this process share."""
-        if self._graph_pool is None:
-            self._graph_pool = self._device_module().graph_pool_handle()
-        return self._graph_pool
-
-    _graph_pool: Any = None
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

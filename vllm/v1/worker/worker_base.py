@@ -114,6 +114,9 @@ def make_worker(vllm_config: VllmConfig, local_rank: int, rank: int) -> WorkerBa
         ImportError: a name leads nowhere.
         ValueError: the extension would replace a worker's method.
     """
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
     config = vllm_config.parallel_config
     worker_cls: type[Any] = resolve_obj_by_qualname(config.worker_cls)
     if config.worker_extension_cls:
