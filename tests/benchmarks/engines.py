@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that answer at once, for tests of what measures them. In a module, so that a new process can import them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from vllm.benchmarks.engine import EngineInfo, Run
+from vllm.benchmarks.workload import Workload
+
+
+@dataclass
+class CannedEngine:
+    """Takes the given seconds, round by round, and continues each prompt with `token`."""
+
+    name: str
+    seconds: list[float]
+    token: int = 7
+    output_len: int | None = None
+    calls: list[str] = field(default_factory=list)
+
+    def prepare(self, workload: Workload) -> None:
+        self.calls.append(f"{self.name} prepare")
+
+    def run(self, workload: Workload) -> Run:
+        self.calls.append(f"{self.name} run")
+        length = workload.output_len if self.output_len is None else self.output_len
+        return Run(self.seconds.pop(0), tuple((self.token,) * length for _ in workload.prompts))
+
+    def info(self) -> EngineInfo:
+        return EngineInfo(self.name, "1", "float32", int(os.environ.get("OMP_NUM_THREADS", "0")), "")
+
+
+@dataclass(frozen=True)
+class CannedSpec:
+    """Builds a `CannedEngine`, or fails in the way that `fault` names."""
+
+    name: str = "canned"
+    fault: str = ""
+
+    def build(self) -> CannedEngine:
+        if self.fault == "raises in build":
+            raise ValueError("no such model")
+        if self.fault == "dies in build":
+            os._exit(11)
+        if self.fault == "dies in run":
+            return DyingEngine(self.name, [])
+        return CannedEngine(self.name, [] if self.fault == "raises in run" else [1.0, 2.0])
+
+
+class DyingEngine(CannedEngine):
+    def run(self, workload: Workload) -> Run:
+        os._exit(9)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine in a process of its own: its answers come back, and its end is told, never waited for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.benchmarks.engines import CannedSpec
+from vllm.benchmarks.process import EngineFailed, engine_processes
+from vllm.benchmarks.workload import random_workload
+from vllm.platforms.cpu_threads import plan_threads
+
+WORKLOAD = random_workload(2, 3, 4, vocab_size=100, seed=0)
+
+
+def test_answers_and_threads():
+    """Both get the planned number of threads; this process's own setting is left as it was."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    with engine_processes([CannedSpec("a"), CannedSpec("b")]) as engines:
+        for engine in engines:
+            engine.prepare(WORKLOAD)
+            assert engine.run(WORKLOAD).seconds == 1.0
+            assert engine.run(WORKLOAD).token_ids == ((7,) * 4,) * 2
+            assert engine.info().num_threads == plan_threads().num_threads
+        processes = [engine._process for engine in engines]
+    assert os.environ.get("OMP_NUM_THREADS") == before
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [("raises in build", "canned: ValueError: no such model"), ("dies in build", "exit status 11")],
+)
+def test_engine_that_cannot_be_built(fault, message):
+    """Guards against waiting for ever for an engine whose process is gone."""
+    with pytest.raises(EngineFailed, match=message), engine_processes([CannedSpec(fault=fault)]):
+        pytest.fail("it was never built")
+
+
+@pytest.mark.parametrize(
+    "fault, message", [("raises in run", "IndexError"), ("dies in run", "exit status 9")]
+)
+def test_engine_that_fails_later(fault, message):
+    with engine_processes([CannedSpec(fault=fault)]) as (engine,):
+        with pytest.raises(EngineFailed, match=message):
+            engine.run(WORKLOAD)
+        with pytest.raises(EngineFailed, match="ended with exit status"):
+            engine.run(WORKLOAD)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags that the benchmarks share, and what they are turned into."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vllm.benchmarks.engine import BenchEngineSpec, VllmSpec
+from vllm.benchmarks.transformers_peer import PEER_CACHES, TransformersSpec
+from vllm.benchmarks.workload import Workload, random_workload
+from vllm.engine.arg_utils import EngineArgs
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+PEERS = ("transformers",)
+COMPARE_NUM_ITERS = 5
+COMPARE_NUM_ITERS_WARMUP = 1
+
+
+def add_shared_args(parser: FlexibleArgumentParser) -> None:
+    """The engine's flags, the peer's, and where results go."""
+    parser.add_argument(
+        "--compare",
+        choices=PEERS,
+        help="Measure this peer too, in turn with us, each in a process of its own: same prompts, "
+        "same number of threads, exactly the output length, greedy, token ids in and out.",
+    )
+    parser.add_argument(
+        "--peer-cache",
+        choices=("auto", *PEER_CACHES),
+        default="auto",
+        help="KV cache of the Transformers peer. auto: each is tried first and the fastest is "
+        "measured; compiled takes a C++ compiler and about a minute for each batch size.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print the results as JSON alone.")
+    parser.add_argument("--output-json", metavar="FILE", help="Write the results to FILE as JSON.")
+    parser.add_argument(
+        "--disable-detokenize",
+        action="store_true",
+        help="Leave text out: token ids are the output. With --compare it is always so.",
+    )
+    EngineArgs.add_cli_args(parser)
+    # The same prompts every round: cached prefixes would make prompts free.
+    parser.set_defaults(enable_prefix_caching=False)
+
+
+def validate_shared_args(args: argparse.Namespace) -> None:
+    """Checks what the parser cannot.
+
+    Raises:
+        ValueError: one line that says what to change.
+    """
+    if args.compare is None and args.peer_cache != "auto":
+        raise ValueError("--peer-cache has an effect only with --compare transformers")
+    if args.compare and args.enable_prefix_caching:
+        raise ValueError("--enable-prefix-caching with --compare would compare against nothing done")
+
+
+def make_workloads(
+    model_config: ModelConfig, seed: int, shapes: Sequence[tuple[int, int, int]]
+) -> list[Workload]:
+    """A workload for each shape (prompts, tokens in, tokens out) that fits the model.
+
+    Raises:
+        ValueError: a shape that does not.
+    """
+    return [
+        random_workload(*shape, model_config.get_vocab_size(), seed, _special_ids(model_config))
+        for shape in shapes
+        if _fits(shape, model_config.max_model_len)
+    ]
+
+
+def _fits(shape: tuple[int, int, int], max_model_len: int) -> bool:
+    _, input_len, output_len = shape
+    if input_len + output_len > max_model_len:
+        raise ValueError(
+            f"--input-len {input_len} and --output-len {output_len} are more than the longest request "
+            f"({max_model_len} tokens) together: lower them, or raise --max-model-len"
+        )
+    return True
+
+
+def _special_ids(model_config: ModelConfig) -> list[int]:
+    from vllm.tokenizers import get_tokenizer
+
+    if model_config.skip_tokenizer_init:
+        return []
+    return get_tokenizer(
+        model_config.tokenizer,
+        model_config.tokenizer_mode,
+        model_config.trust_remote_code,
+        model_config.tokenizer_revision,
+    ).all_special_ids
+
+
+def make_specs(args: argparse.Namespace, model_config: ModelConfig) -> list[BenchEngineSpec]:
+    """Our engine, then the peer that was asked for, with one dtype for all.
+
+    Raises:
+        ValueError: the peer cannot run here.
+    """
+    engine_args = dataclasses.replace(
+        EngineArgs.from_cli_args(args), model=model_config.model, dtype=model_config.dtype
+    )
+    if args.compare is None:
+        return [VllmSpec(engine_args, detokenize=not args.disable_detokenize)]
+    if model_config.model.endswith(".gguf") and importlib.util.find_spec("accelerate") is None:
+        raise ValueError(
+            "--compare transformers needs accelerate to load a GGUF file: pip install accelerate"
+        )
+    cache = None if args.peer_cache == "auto" else args.peer_cache
+    return [VllmSpec(engine_args), TransformersSpec(model_config.model, model_config.dtype, cache)]

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks ask of an engine under test, and this project's own answer to it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from vllm.benchmarks.workload import Workload
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What a figure needs beside it to mean something."""
+
+    name: str
+    version: str
+    dtype: str
+    num_threads: int
+    settings: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass over a workload: its wall-clock time and the ids that each prompt got."""
+
+    seconds: float
+    token_ids: tuple[tuple[int, ...], ...]
+
+
+class BenchEngine(Protocol):
+    """An engine, loaded and ready. It lives in one process and is used by one thread."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prepare(self, workload: Workload) -> None:
+        """Settles what the engine chooses by the workload's shape, and warms up."""
+
+    def run(self, workload: Workload) -> Run:
+        """All prompts at once, greedily, `output_len` tokens for each whatever they are."""
+
+    def info(self) -> EngineInfo:
+        """Name, version and settings; asked for after `prepare`."""
+
+
+class BenchEngineSpec(Protocol):
+    """Makes an engine in the process that runs it; picklable, so that it can be sent there."""
+
+    @property
+    def name(self) -> str: ...
+
+    def build(self) -> BenchEngine: ...
+
+
+@dataclass(frozen=True)
+class VllmSpec:
+    """This project's engine, from the flags that the user gave."""
+
+    engine_args: EngineArgs
+    detokenize: bool = False
+    name: str = "vllm"
+
+    def build(self) -> VllmEngine:
+        return VllmEngine(self.engine_args, self.detokenize)
+
+
+class VllmEngine:
+    """`LLM` as a `BenchEngine`."""
+
+    name = "vllm"
+
+    def __init__(self, engine_args: EngineArgs, detokenize: bool = False) -> None:
+        from vllm import LLM
+
+        self._llm = LLM.from_engine_args(engine_args)
+        self._detokenize = detokenize
+        self._dtype = engine_args.dtype
+
+    def prepare(self, workload: Workload) -> None:
+        self.run(workload)
+
+    def run(self, workload: Workload) -> Run:
+        from vllm import SamplingParams, TokensPrompt
+
+        prompts = [TokensPrompt(prompt_token_ids=list(ids)) for ids in workload.prompts]
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=workload.output_len,
+            ignore_eos=True,
+            detokenize=self._detokenize,
+        )
+        began = time.perf_counter()
+        outputs = self._llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        return Run(seconds, tuple(tuple(output.outputs[0].token_ids) for output in outputs))
+
+    def info(self) -> EngineInfo:
+        import torch
+
+        from vllm.version import __version__
+
+        settings = "" if self._detokenize else "token ids out"
+        return EngineInfo(self.name, __version__, self._dtype, torch.get_num_threads(), settings)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine under test in a process of its own, so that no engine's libraries touch another's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from vllm.benchmarks.engine import BenchEngineSpec, EngineInfo, Run
+from vllm.benchmarks.workload import Workload
+from vllm.logger import init_logger
+from vllm.platforms.cpu_threads import plan_threads
+
+logger = init_logger(__name__)
+
+_STOP_TIMEOUT_S = 20.0
+
+
+class EngineFailed(RuntimeError):
+    """An engine under test raised or died; one line. Its traceback is in the debug log."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What the process sends back instead of an answer."""
+
+    message: str
+    trace: str
+
+
+class EngineProcess:
+    """Has the engine of `spec` built in a new process; its methods are the engine's.
+
+    The process computes with the threads that VLLM_CPU_OMP_THREADS_BIND and OMP_NUM_THREADS ask
+    for, on the same cores, whatever the engine.
+
+    Raises:
+        EngineFailed: by each method, when the engine raised or its process died.
+    """
+
+    def __init__(self, spec: BenchEngineSpec) -> None:
+        self.name = spec.name
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(spec, theirs), name=f"bench-{spec.name}")
+        with _child_environment():
+            self._process.start()
+        theirs.close()
+
+    def wait_until_built(self) -> None:
+        """Returns when the model is loaded."""
+        self._receive()
+
+    def prepare(self, workload: Workload) -> None:
+        self._call("prepare", workload)
+
+    def run(self, workload: Workload) -> Run:
+        return self._call("run", workload)
+
+    def info(self) -> EngineInfo:
+        return self._call("info")
+
+    def close(self) -> None:
+        """Ends the process, by force if it does not end by itself."""
+        self._connection.close()
+        self._process.join(_STOP_TIMEOUT_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        try:
+            self._connection.send((method, args))
+        except OSError:
+            pass  # it is dead: receiving says so, after what it had to say
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join(_STOP_TIMEOUT_S)
+            raise EngineFailed(
+                f"the process of {self.name} ended with exit status {self._process.exitcode}"
+            ) from None
+        if isinstance(answer, _Failure):
+            logger.debug("%s failed:\n%s", self.name, answer.trace)
+            raise EngineFailed(f"{self.name}: {answer.message}")
+        return answer
+
+
+@contextmanager
+def engine_processes(specs: Sequence[BenchEngineSpec]) -> Iterator[list[EngineProcess]]:
+    """A process for each spec, all loaded, one after the other; closed at the end."""
+    with ExitStack() as stack:
+        engines = []
+        for spec in specs:
+            engine = EngineProcess(spec)
+            stack.callback(engine.close)
+            engine.wait_until_built()
+            engines.append(engine)
+        yield engines
+
+
+@contextmanager
+def _child_environment() -> Iterator[None]:
+    """OpenMP reads its thread count once, when it is loaded, so it must be there before."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(plan_threads().num_threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _serve(spec: BenchEngineSpec, connection: Connection) -> None:
+    """The process: builds the engine, then answers calls until the other end is closed."""
+    plan = plan_threads()
+    try:
+        if plan.bind:
+            os.sched_setaffinity(0, plan.cpus)
+    except (OSError, AttributeError):
+        pass  # free to move then, as the other engines are
+    try:
+        engine = spec.build()
+        connection.send(None)
+        while True:
+            method, args = connection.recv()
+            connection.send(getattr(engine, method)(*args))
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peer: Hugging Face Transformers' `generate` on one batch, with the settings that suit it best.
+
+Its best settings depend on the batch and the machine, so they are measured: a growing cache, a
+static one, and a static one with the decoding step compiled by torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from vllm.benchmarks.engine import EngineInfo, Run
+from vllm.benchmarks.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+PeerCache = Literal["dynamic", "static", "compiled"]
+PEER_CACHES: tuple[PeerCache, ...] = get_args(PeerCache)
+# Runs of each candidate before the fastest is chosen, the first being its warm-up.
+_TRIALS = 3
+
+
+@dataclass(frozen=True)
+class TransformersSpec:
+    """Transformers with the model of `model_path`, a folder or a .gguf file.
+
+    `cache` None: whichever of `PEER_CACHES` is fastest for the workload.
+    """
+
+    model_path: str
+    dtype: str
+    cache: PeerCache | None = None
+    name: str = "transformers"
+
+    def build(self) -> TransformersEngine:
+        return TransformersEngine(self.model_path, self.dtype, self.cache)
+
+
+class TransformersEngine:
+    """`generate` as a `BenchEngine`.
+
+    Raises:
+        ImportError: the model is a GGUF file and accelerate, which Transformers needs then, is not
+            installed.
+    """
+
+    name = "transformers"
+
+    def __init__(self, model_path: str, dtype: str, cache: PeerCache | None) -> None:
+        from vllm.platforms import current_platform
+
+        self._model = load_model(model_path, dtype).to(current_platform.device_type)
+        self._dtype = dtype
+        self._wanted = cache
+        self._cache: PeerCache = cache or "dynamic"
+
+    def prepare(self, workload: Workload) -> None:
+        import torch
+
+        torch.compiler.reset()  # code compiled for another shape would be kept, and generalised
+        candidates = (self._wanted,) if self._wanted else PEER_CACHES
+        seconds = {cache: self._try(cache, workload) for cache in candidates}
+        self._cache = min(seconds, key=seconds.__getitem__)
+        if seconds[self._cache] == float("inf"):
+            raise RuntimeError(f"Transformers' generate failed with every cache: {candidates}")
+
+    def run(self, workload: Workload) -> Run:
+        return self._run(workload, self._cache)
+
+    def info(self) -> EngineInfo:
+        import torch
+        import transformers
+
+        attention = self._model.config._attn_implementation
+        cache = {
+            "dynamic": "growing cache",
+            "static": "static cache",
+            "compiled": "static cache, decoding compiled",
+        }[self._cache]
+        return EngineInfo(
+            self.name,
+            transformers.__version__,
+            self._dtype,
+            torch.get_num_threads(),
+            f"generate, {attention} attention, {cache}",
+        )
+
+    def _try(self, cache: PeerCache, workload: Workload) -> float:
+        """Seconds of the fastest of a few runs; infinity where this cache does not work here."""
+        try:
+            self._run(workload, cache)
+            return min(self._run(workload, cache).seconds for _ in range(_TRIALS - 1))
+        except Exception as error:  # torch.compile without a C++ compiler raises many kinds
+            logger.warning("Transformers with cache %r left out: %s", cache, str(error).split("\n")[0])
+            return float("inf")
+
+    def _run(self, workload: Workload, cache: PeerCache) -> Run:
+        import torch
+
+        began = time.perf_counter()
+        ids, mask = left_padded(workload.prompts)
+        with torch.inference_mode():
+            output = self._model.generate(
+                ids.to(self._model.device),
+                attention_mask=mask.to(self._model.device),
+                **_exact_length(workload.output_len),
+                **_cache_options(cache),
+            )
+        new_ids = output[:, ids.shape[1] :].tolist()  # on a device this also waits for it
+        seconds = time.perf_counter() - began
+        return Run(seconds, tuple(map(tuple, new_ids)))
+
+
+def load_model(model_path: str, dtype: str) -> PreTrainedModel:
+    """The causal language model of a folder or a .gguf file, in plain `dtype` weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = Path(model_path)
+    source: dict[str, Any] = {}
+    if path.is_file():
+        from transformers import GgufConfig
+
+        if importlib.util.find_spec("accelerate") is None:
+            raise ImportError("Transformers loads GGUF files with accelerate: pip install accelerate")
+        source = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+        path = path.parent
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), local_files_only=True, **source
+    ).eval()
+
+
+def left_padded(prompts: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, both int64 (prompts, longest prompt), padded with id 0 on the left."""
+    import torch
+
+    longest = max(map(len, prompts))
+    ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask[row, longest - len(prompt) :] = 1
+    return ids, mask
+
+
+def _exact_length(output_len: int) -> dict[str, Any]:
+    """Greedy, and no end-of-sequence id that could end a row early."""
+    return {
+        "do_sample": False,
+        "max_new_tokens": output_len,
+        "min_new_tokens": output_len,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+
+
+def _cache_options(cache: PeerCache) -> dict[str, Any]:
+    if cache == "dynamic":
+        return {}
+    if cache == "static":
+        return {"cache_implementation": "static", "disable_compile": True}
+    from transformers import CompileConfig
+
+    compile_config = CompileConfig(fullgraph=False, dynamic=False, mode=None)
+    # Transformers compiles on GPUs alone unless it is told to compile everywhere.
+    compile_config._compile_all_devices = True
+    return {"cache_implementation": "static", "compile_config": compile_config}

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm bench NAME`: a subcommand a benchmark, imported only when it is the one asked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from vllm.entrypoints.cli.main import fail
+from vllm.entrypoints.cli.types import CLISubcommand
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _Benchmark:
+    """A module with `add_cli_args(parser)`, `validate(args)` and `main(args)`."""
+
+    module: str
+    help: str
+
+    def load(self) -> ModuleType:
+        return importlib.import_module(self.module)
+
+
+BENCHMARKS = {
+    "latency": _Benchmark("vllm.benchmarks.latency", "How long one batch takes, start to end."),
+    "throughput": _Benchmark(
+        "vllm.benchmarks.throughput", "Requests and tokens a second, all requests at once."
+    ),
+}
+
+
+class BenchmarkSubcommand(CLISubcommand):
+    """`vllm bench`."""
+
+    name = "bench"
+
+    @staticmethod
+    def cmd(args: argparse.Namespace) -> int | None:
+        if args.bench_type is None:
+            args.parser.print_help()
+            return 2
+        from vllm.benchmarks.process import EngineFailed
+
+        try:
+            BENCHMARKS[args.bench_type].load().main(args)
+        except (ValueError, EngineFailed) as error:
+            logger.debug("bench %s failed", args.bench_type, exc_info=True)
+            fail(f"bench {args.bench_type}: {error}")
+        return 0
+
+    def validate(self, args: argparse.Namespace) -> None:
+        if args.bench_type is not None:
+            BENCHMARKS[args.bench_type].load().validate(args)
+
+    def subparser_init(
+        self, subparsers: argparse._SubParsersAction[FlexibleArgumentParser]
+    ) -> FlexibleArgumentParser:
+        parser = subparsers.add_parser(
+            self.name, help="Measure throughput and latency, beside a peer."
+        )
+        benchmarks = parser.add_subparsers(dest="bench_type", metavar="BENCHMARK", title="benchmarks")
+        for name, benchmark in BENCHMARKS.items():
+            added = benchmarks.add_parser(name, help=benchmark.help, description=benchmark.help)
+            if name in sys.argv[1:]:
+                benchmark.load().add_cli_args(added)
+        return parser
+
+
+def cmd_init() -> list[CLISubcommand]:
+    """The subcommand, for the command line's table."""
+    return [BenchmarkSubcommand()]
