@@ -212,6 +212,8 @@ class Simd:
             i64(i64, i64), lambda b, a, v: b.atomic_rmw("add", pointer(b, a, I64), v, "seq_cst")
         )
         self.copy = make_intrinsic(void(i64, i64, i64), self._emit_copy)
+        # Address of 64 bytes of the caller's stack frame; call outside loops.
+        self.stack = make_intrinsic(i64(), lambda b: b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, 8)), I64))
         self.prefetch = make_intrinsic(void(i64), self._emit_prefetch)
         # C's division: callers never pass negatives, and Python's rounding costs a branch.
         self.div = make_intrinsic(i64(i64, i64), lambda b, x, y: b.udiv(x, y))
@@ -238,7 +240,9 @@ class Simd:
         self.first = make_intrinsic(f32(v), lambda b, x: b.extract_element(x, const(I32, 0)))
         self.sqrt = make_intrinsic(v(v), lambda b, x: call(b, f"llvm.sqrt.v{e.lanes}f32", e.f32, x))
         self.absolute = make_intrinsic(v(v), lambda b, x: call(b, f"llvm.fabs.v{e.lanes}f32", e.f32, x))
-        self.copysign = make_intrinsic(v(v, v), lambda b, x, y: call(b, f"llvm.copysign.v{e.lanes}f32", e.f32, x, y))
+        self.choose_negative = make_intrinsic(
+            v(v, v, v), lambda b, x, y, z: b.select(b.fcmp_ordered("<", x, const(e.f32, 0.0)), y, z)
+        )
         self.iota_from = make_intrinsic(v(i64), self._emit_iota_from)
         self.keep_range = make_intrinsic(v(v, i64, i64, i64, f32), self._emit_keep_range)
 
@@ -258,6 +262,10 @@ class Simd:
         v, f32, i64, void, e = self.vector, types.float32, types.int64, types.void, self.emit
         self.fload = make_intrinsic(v(i64), lambda b, a: load(b, a, e.f32, 4))
         self.fstore = make_intrinsic(void(i64, v), lambda b, a, x: _none(b, store(b, x, a, 4)))
+        self.fload_tail = make_intrinsic(v(i64, i64), lambda b, a, n: e.load_tail(b, a, e.f32, "f32", n))
+        self.fstore_tail = make_intrinsic(
+            void(i64, v, i64), lambda b, a, x, n: _none(b, e.store_tail(b, x, a, "f32", n))
+        )
         self.load = make_intrinsic(v(i64), self.emit_load)
         self.load_tail = make_intrinsic(v(i64, i64), self.emit_load)
         self.store = make_intrinsic(void(i64, v), self.emit_store)

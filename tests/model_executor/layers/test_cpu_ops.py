@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU's small kernels against float64 references, and bit for bit where a rounding order is promised."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vllm.model_executor.layers import cpu_ops
+from vllm.v1.attention.ops.cpu import key_value_views, reshape_and_cache
+
+# Half a unit in the last place of an output of size 1, and a little for the sum.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+SIZES = pytest.mark.parametrize("size", [1, 7, 16, 24, 33, 576, 1000])
+
+
+def near(actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.0) -> None:
+    """Relative to the expected value, absolute below 1."""
+    error = (actual.double() - expected).abs() / expected.abs().clamp(min=1)
+    assert error.max().item() <= slack * TOLERANCE[actual.dtype], error.max().item()
+
+
+def guarded(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows inside a wider buffer of NaN: a kernel that reads or writes past a row is found out."""
+    wide = torch.full((rows, size + 40), float("nan"), dtype=dtype)
+    wide[:, 8 : 8 + size] = torch.randn(rows, size).to(dtype)
+    return wide[:, 8 : 8 + size]
+
+
+def untouched(x: torch.Tensor) -> bool:
+    """Nothing but the rows themselves was written."""
+    wide = x._base
+    return bool(torch.isnan(wide[:, :8]).all() and torch.isnan(wide[:, 8 + x.shape[1] :]).all())
+
+
+@DTYPES
+@SIZES
+def test_rms_norm(dtype, size):
+    """Rounds before the weight, as Llama's norm does; tails neither read nor write past a row."""
+    x, weight = guarded(5, size, dtype), torch.randn(size).to(dtype)
+    out = guarded(5, size, dtype)
+    wide = x.double()
+    normed = (wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()).to(dtype).double()
+    assert cpu_ops.rms_norm(x, weight, 1e-5, out=out) is out
+    near(out, normed * weight.double(), slack=2)
+    assert untouched(out)
+
+
+@DTYPES
+@SIZES
+def test_fused_add_rms_norm(dtype, size):
+    """The residual is what torch's addition gives, bit for bit; the norm is that of the rounded sum."""
+    x, residual, weight = guarded(5, size, dtype), guarded(5, size, dtype), torch.randn(size).to(dtype)
+    total = x + residual
+    expected = cpu_ops.rms_norm(total, weight, 1e-5)
+    out = cpu_ops.fused_add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, total) and untouched(residual)
+    assert torch.equal(out, expected)
+
+
+def test_rms_norm_equals_llama_in_bfloat16():
+    """Bit for bit in nearly all cases: the sum of squares has another order, so a rounding may fall the other way."""
+    x, weight = torch.randn(64, 576).bfloat16(), torch.randn(576).bfloat16()
+    wide = x.float()
+    llama = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).bfloat16()
+    assert (cpu_ops.rms_norm(x, weight, 1e-5) != llama).float().mean() < 1e-3
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_layer_norm(dtype, size, with_bias):
+    """Against float64; a tail lane must not count as a value of 0 - mean."""
+    x, weight = guarded(5, size, dtype), torch.randn(size).to(dtype)
+    bias = torch.randn(size).to(dtype) if with_bias else None
+    expected = F.layer_norm(x.double(), (size,), weight.double(), None if bias is None else bias.double(), 1e-5)
+    near(cpu_ops.layer_norm(x, weight, bias, 1e-5), expected, slack=3)
+    residual = guarded(5, size, dtype)
+    total = x + residual
+    out = cpu_ops.layer_norm(x, weight, bias, 1e-5, residual=residual)
+    assert torch.equal(residual, total) and torch.equal(out, cpu_ops.layer_norm(total, weight, bias, 1e-5))
+
+
+GATES = {
+    "silu_and_mul": F.silu,
+    "gelu_and_mul": F.gelu,
+    "gelu_tanh_and_mul": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("name", GATES)
+def test_gated_activations(dtype, size, name):
+    """Far tails included: exp must neither overflow to NaN nor lose what is small."""
+    x = guarded(5, 2 * size, dtype)
+    x[:, 0] = torch.tensor([-60.0, -9.0, 0.0, 9.0, 300.0])
+    gate, up = x.double().chunk(2, dim=-1)
+    near(getattr(cpu_ops, name)(x), GATES[name](gate) * up)
+
+
+def turned(x, cos, sin, is_neox):
+    first, second = x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])
+    a, b = first * cos - second * sin, second * cos + first * sin
+    return torch.cat((a, b), -1) if is_neox else torch.stack((a, b), -1).flatten(-2)
+
+
+def rotary_case(dtype, head_size, rotary_dim, tokens=19):
+    positions = torch.randint(0, 50, (tokens,))
+    angles = torch.rand(50, rotary_dim // 2) * 6
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    qkv = torch.randn(tokens, 3 + 2 + 2, head_size).to(dtype)
+    return positions, table, qkv
+
+
+def expected_rotary(x, positions, table, is_neox):
+    cos, sin = table[positions].double()[:, None].chunk(2, -1)
+    rotary_dim = table.shape[1]
+    return torch.cat((turned(x[..., :rotary_dim].double(), cos, sin, is_neox), x[..., rotary_dim:].double()), -1)
+
+
+@DTYPES
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("head_size,rotary_dim", [(64, 64), (80, 32), (20, 12), (128, 128)])
+def test_rotary_embedding(dtype, is_neox, head_size, rotary_dim):
+    """In place on views of a fused buffer: values stay, and so do dimensions beyond rotary_dim."""
+    positions, table, qkv = rotary_case(dtype, head_size, rotary_dim)
+    expected = expected_rotary(qkv, positions, table, is_neox)
+    values = qkv[:, 5:].clone()
+    flat = qkv.flatten(1)
+    query, key = flat[:, : 3 * head_size], flat[:, 3 * head_size : 5 * head_size]
+    cpu_ops.rotary_embedding(positions, query, key, head_size, table, is_neox)
+    near(qkv[:, :5], expected[:, :5], slack=2)
+    assert torch.equal(qkv[:, 5:], values)
+    again = qkv.clone()
+    cpu_ops.rotary_embedding(positions, again[:, :3], None, head_size, table, is_neox)
+    assert torch.equal(again[:, 3:], qkv[:, 3:]) and not torch.equal(again[:, :3], qkv[:, :3])
+
+
+@DTYPES
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("rotary_dim", [64, 32])
+def test_rotary_and_cache_equals_the_two_passes(dtype, is_neox, rotary_dim):
+    """Same bits in query and cache; skipped tokens leave the cache alone, but their query is turned."""
+    positions, table, qkv = rotary_case(dtype, 64, rotary_dim)
+    slots = torch.randperm(32)[:19]
+    slots[3] = -1
+    one, two = torch.zeros(4, 2, 8, 128, dtype=dtype), torch.zeros(4, 8, 2, 128, dtype=dtype).transpose(1, 2)
+    split = qkv.clone()
+    cpu_ops.rotary_embedding(positions, split[:, :3], split[:, 3:5], 64, table, is_neox)
+    reshape_and_cache(split[:, 3:5], split[:, 5:], *key_value_views(one), slots)
+    key = qkv[:, 3:].clone()
+    cpu_ops.rotary_and_cache(
+        positions, qkv[:, :3], qkv[:, 3:5], qkv[:, 5:], 64, table, *key_value_views(two), slots, is_neox
+    )
+    assert torch.equal(qkv[:, :3], split[:, :3]) and torch.equal(one, two)
+    assert torch.equal(qkv[:, 3:], key)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 64), (7, 576), (130, 50), (33, 1536), (4, 2)])
+@pytest.mark.parametrize("rows", [1, 3, 4, 8])
+def test_gemv(dtype, shape, rows):
+    """Any N and K, odd tails too; x a slice of a wider buffer."""
+    n, k = shape
+    x, weight = guarded(rows, k, dtype), torch.randn(n, k).to(dtype)
+    bias = torch.randn(n).to(dtype)
+    product = x.double() @ weight.double().T
+    scale = (x.double().abs() @ weight.double().abs().T).clamp(min=1)
+    for b in (None, bias):
+        expected = product if b is None else product + b.double()
+        error = (cpu_ops.gemv(x, weight, b).double() - expected).abs() / (scale + expected.abs())
+        assert error.max() <= TOLERANCE[dtype]
+    near(cpu_ops.linear(x[None].contiguous(), weight, bias)[0], product + bias.double(), slack=40)
+
+
+@DTYPES
+def test_gemv_rows_do_not_depend_on_each_other(dtype):
+    """A row's product has the same bits alone and among others: up to the crossover, decode batches change nothing."""
+    x, weight = torch.randn(8, 576).to(dtype), torch.randn(100, 576).to(dtype)
+    together = cpu_ops.gemv(x, weight)
+    for i in range(8):
+        assert torch.equal(cpu_ops.gemv(x[i : i + 1], weight)[0], together[i])
+
+
+def test_many_rows_use_all_threads_and_change_no_bit(monkeypatch):
+    """Rows are shared among threads, each worked out as if alone."""
+    from vllm.model_executor.layers.cpu_ops import threads
+
+    x, weight = torch.randn(3000, 576), torch.randn(576)
+    monkeypatch.setattr(threads, "_num_threads", 1)
+    expected = cpu_ops.rms_norm(x, weight, 1e-5), cpu_ops.silu_and_mul(x)
+    for count in (2, 5):
+        monkeypatch.setattr(threads, "_num_threads", count)
+        assert torch.equal(cpu_ops.rms_norm(x, weight, 1e-5), expected[0])
+        assert torch.equal(cpu_ops.silu_and_mul(x), expected[1])
+
+
+def test_no_rows():
+    """An empty batch is not an error."""
+    assert cpu_ops.rms_norm(torch.empty(0, 8), torch.ones(8), 1e-5).shape == (0, 8)
+    assert cpu_ops.silu_and_mul(torch.empty(0, 8)).shape == (0, 4)
+    assert cpu_ops.linear(torch.empty(0, 8), torch.ones(3, 8)).shape == (0, 3)
+    table = torch.ones(4, 8)
+    cpu_ops.rotary_embedding(torch.empty(0, dtype=torch.int64), torch.empty(0, 16), torch.empty(0, 8), 8, table)
+
+
+def test_wrong_arguments_are_refused():
+    """Each refusal names what was wrong instead of reading past a buffer."""
+    with pytest.raises(ValueError, match="does not fit weight"):
+        cpu_ops.rms_norm(torch.ones(2, 8), torch.ones(9), 1e-5)
+    with pytest.raises(ValueError, match="does not fit weight"):
+        cpu_ops.gemv(torch.ones(2, 8), torch.ones(3, 8).bfloat16())
+    with pytest.raises(ValueError, match="cos_sin_cache must be float32"):
+        cpu_ops.rotary_embedding(torch.zeros(2).long(), torch.ones(2, 8), None, 8, torch.ones(4, 8).bfloat16())
+    with pytest.raises(ValueError, match="at least 1"):
+        cpu_ops.init_threads(0)
+
+
+def test_a_second_process_finds_the_compiled_kernels(tmp_path):
+    """A warm start must not compile: numba is not even imported."""
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, torch; from vllm.model_executor.layers import cpu_ops; cpu_ops.warmup(torch.float32);"
+        "x = cpu_ops.rms_norm(torch.ones(2, 8), torch.ones(8), 0.0); assert torch.equal(x, torch.ones(2, 8));"
+        "print('numba' in sys.modules)"
+    )
+    env = dict(os.environ, VLLM_CACHE_ROOT=str(tmp_path))
+    runs = [subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True) for _ in range(2)]
+    assert [run.stdout.split()[-1] for run in runs] == ["True", "False"], runs

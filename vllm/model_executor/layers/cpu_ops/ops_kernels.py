@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small kernels of a dtype, by name. Numba code: imported only when there is no compiled object in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .gate_kernels import make_gate, make_gelu, make_gelu_tanh, make_silu
+from .gemv_kernels import make_gemv
+from .norm_kernels import make_layer_norm, make_rms_norm
+from .rotary_kernels import make_rotary
+from .simd import Simd
+
+
+def build(simd: Simd) -> dict[str, Callable]:
+    return {
+        "rms_norm": make_rms_norm(simd),
+        "layer_norm": make_layer_norm(simd),
+        "silu_and_mul": make_gate(simd, make_silu(simd)),
+        "gelu_and_mul": make_gate(simd, make_gelu(simd)),
+        "gelu_tanh_and_mul": make_gate(simd, make_gelu_tanh(simd)),
+        "rotary": make_rotary(simd),
+        "gemv": make_gemv(simd),
+    }
