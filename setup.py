@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tools that still look for a setup.py: everything is in pyproject.toml, nothing is compiled."""
+"""For tools that still look for a setup.py: pyproject.toml has everything, nothing is compiled."""
 
 from setuptools import setup
 

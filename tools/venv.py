@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the virtual environment that the Makefile runs in. Does nothing, at once, where all is done.
+"""Makes the virtual environment that the Makefile runs in; returns at once where all is done.
 
     python3 tools/venv.py [--venv .venv] [--extra test]
 
@@ -24,7 +24,7 @@ INSTALL_FILES = ("pyproject.toml", "setup.py", os.path.join("vllm", "version.py"
 
 
 def main():
-    """Parses the command line and brings the environment up to date; the exit status is pip's way."""
+    """Parses the command line and brings the environment up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", default=".venv", help="folder of the environment")
     parser.add_argument("--extra", action="append", default=[], help="an extra of the project")
@@ -46,16 +46,15 @@ def use_supported_python():
         if other:
             os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
     fail(
-        "Python 3.11, 3.12 or 3.13 is needed; {} is {}.{}, and none of python3.11, python3.12, python3.13 "
-        "is on PATH. Install one (Debian, Ubuntu: apt-get install python3.11 python3.11-venv, or what your "
-        "release has) or name one: make PYTHON=/path/to/python3.12 ...".format(
-            sys.executable, *sys.version_info[:2]
-        )
+        "Python 3.11, 3.12 or 3.13 is needed; {} is {}.{}, and none of python3.11, python3.12, "
+        "python3.13 is on PATH. Install one (Debian, Ubuntu: apt-get install python3.11 "
+        "python3.11-venv, or what your release has) or name one: "
+        "make PYTHON=/path/to/python3.12 ...".format(sys.executable, *sys.version_info[:2])
     )
 
 
 class Step:
-    """One call of pip: its name in the record, the state it leads to, its arguments, what to say."""
+    """One call of pip: its name in the record, the state it leads to, what to say of it."""
 
     def __init__(self, name, state, arguments, advice, remark=""):
         self.name, self.state, self.arguments = name, state, arguments
@@ -118,7 +117,8 @@ class Environment:
         command = [self.python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
         status = subprocess.call(command + step.arguments)
         if status != 0:
-            fail("pip could not install {} (exit status {}). {}".format(step.name, status, step.advice))
+            problem = "pip could not install {} (exit status {})".format(step.name, status)
+            fail("{}. {}".format(problem, step.advice))
         if step.name.startswith("project["):
             self.record["project"] = step.state
         self._note(step.name, step.state)
@@ -137,16 +137,16 @@ class Environment:
 
 
 NETWORK_ADVICE = (
-    "The lines above say why. If there is no network: the first start needs pip's index (or PIP_FIND_LINKS, "
-    "PIP_INDEX_URL: a folder or mirror with the packages); later starts need none. "
+    "The lines above say why. If there is no network: the first start needs pip's index (or "
+    "PIP_FIND_LINKS, PIP_INDEX_URL: a folder or mirror with the packages); later starts need none. "
     "What is installed already starts with .venv/bin/vllm serve"
 )
 TORCH_REMARK = (
-    " from pip's own index. Where that has only the CUDA build (Linux on x86-64; some GB), the CPU build is had "
-    "with TORCH_INDEX=URL, the index that PyTorch's install page names for CPU"
+    " from pip's own index. Where that has only the CUDA build (Linux on x86-64; some GB), the CPU "
+    "build is had with TORCH_INDEX=URL, the index that PyTorch's install page names for CPU"
 )
 TORCH_ADVICE = (
-    "The lines above say why. TORCH=torch==X.Y.Z asks for another version, TORCH_INDEX=URL for another index. "
+    "TORCH=torch==X.Y.Z asks for another version, TORCH_INDEX=URL for another index. "
     + NETWORK_ADVICE
 )
 

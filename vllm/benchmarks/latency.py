@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+_COMPARE = cli_args.COMPARE_DEFAULTS
 _NUM_ITERS = 30
 _NUM_ITERS_WARMUP = 10
 _PERCENTILES = (10, 25, 50, 75, 90, 99)
@@ -32,17 +33,23 @@ def add_cli_args(parser: FlexibleArgumentParser) -> None:
     parser.add_argument("--input-len", type=int, default=32, help="Tokens of each prompt.")
     parser.add_argument("--output-len", type=int, default=128, help="Tokens to generate for each.")
     parser.add_argument(
-        "--batch-size", type=int, nargs="+", default=[8], help="Prompts at once; several: one after the other."
+        "--batch-size",
+        type=int,
+        nargs="+",
+        default=[8],
+        help="Prompts at once; several sizes: one after the other.",
     )
     parser.add_argument(
-        "--num-iters", type=int,
-        help=f"Runs to measure (default: {_NUM_ITERS}, or {cli_args.COMPARE_NUM_ITERS} with --compare).",
-    )  # fmt: skip
+        "--num-iters",
+        type=int,
+        help=f"Runs to measure (default: {_NUM_ITERS}; with --compare {_COMPARE.num_iters}).",
+    )
     parser.add_argument(
-        "--num-iters-warmup", type=int,
-        help=f"Runs before (default: {_NUM_ITERS_WARMUP}, or {cli_args.COMPARE_NUM_ITERS_WARMUP} with "
-        "--compare).",
-    )  # fmt: skip
+        "--num-iters-warmup",
+        type=int,
+        help=f"Runs before (default: {_NUM_ITERS_WARMUP}; "
+        f"with --compare {_COMPARE.num_iters_warmup}).",
+    )
     cli_args.add_shared_args(parser)
 
 
@@ -54,9 +61,9 @@ def validate(args: argparse.Namespace) -> None:
     """
     cli_args.validate_shared_args(args)
     if args.num_iters is None:
-        args.num_iters = cli_args.COMPARE_NUM_ITERS if args.compare else _NUM_ITERS
+        args.num_iters = _COMPARE.num_iters if args.compare else _NUM_ITERS
     if args.num_iters_warmup is None:
-        args.num_iters_warmup = cli_args.COMPARE_NUM_ITERS_WARMUP if args.compare else _NUM_ITERS_WARMUP
+        args.num_iters_warmup = _COMPARE.num_iters_warmup if args.compare else _NUM_ITERS_WARMUP
     for name in ("num_iters", "input_len", "output_len"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -76,9 +83,8 @@ def main(args: argparse.Namespace) -> None:
         engine = specs[0].build()
         measured = [_measure(args, engine, workload) for workload in workloads]
         texts, results = [text for text, _ in measured], [result for _, result in measured]
-    report.emit(
-        "\n\n".join(texts), results[0] if len(results) == 1 else results, args.json, args.output_json
-    )
+    result = results[0] if len(results) == 1 else results
+    report.emit("\n\n".join(texts), result, args.json, args.output_json)
 
 
 def _compare(
@@ -105,7 +111,8 @@ def _measure(
         checked_run(engine, workload).seconds
         for _ in tqdm(range(args.num_iters), desc="Bench iterations")
     ]
-    percentiles = dict(zip(_PERCENTILES, np.percentile(seconds, _PERCENTILES).tolist(), strict=True))
+    values = np.percentile(seconds, _PERCENTILES).tolist()
+    percentiles = dict(zip(_PERCENTILES, values, strict=True))
     lines = [report.workload_line(workload), f"Avg latency: {statistics.mean(seconds):.4f} seconds"]
     lines += [f"{p}% percentile latency: {value:.4f} seconds" for p, value in percentiles.items()]
     return "\n".join(lines), {

@@ -48,7 +48,7 @@ class EngineProcess:
         self.name = spec.name
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(spec, theirs), name=f"bench-{spec.name}")
+        self._process = context.Process(target=_serve, args=(spec, theirs))
         with _child_environment():
             self._process.start()
         theirs.close()

@@ -17,8 +17,8 @@ def workload_line(workload: Workload) -> str:
     """`8 requests, 32 tokens in, 128 out each`; a range where prompts differ in length."""
     lengths = sorted({len(prompt) for prompt in workload.prompts})
     in_tokens = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
-    plural = "" if workload.num_prompts == 1 else "s"
-    return f"{workload.num_prompts} request{plural}, {in_tokens} tokens in, {workload.output_len} out each"
+    requests = "1 request" if workload.num_prompts == 1 else f"{workload.num_prompts} requests"
+    return f"{requests}, {in_tokens} tokens in, {workload.output_len} out each"
 
 
 def comparison_text(comparison: Comparison) -> str:

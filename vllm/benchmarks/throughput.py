@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+_COMPARE = cli_args.COMPARE_DEFAULTS
+
 
 def add_cli_args(parser: FlexibleArgumentParser) -> None:
     """The flags of `vllm bench throughput`."""
@@ -28,9 +30,10 @@ def add_cli_args(parser: FlexibleArgumentParser) -> None:
     parser.add_argument("--output-len", type=int, default=128, help="Tokens to generate for each.")
     parser.add_argument("--num-prompts", type=int, default=32, help="Requests, all at once.")
     parser.add_argument(
-        "--num-iters", type=int,
-        help=f"Runs, the median counts (default: 1, or {cli_args.COMPARE_NUM_ITERS} with --compare).",
-    )  # fmt: skip
+        "--num-iters",
+        type=int,
+        help=f"Runs, the median counts (default: 1; with --compare {_COMPARE.num_iters}).",
+    )
     cli_args.add_shared_args(parser)
 
 
@@ -42,7 +45,7 @@ def validate(args: argparse.Namespace) -> None:
     """
     cli_args.validate_shared_args(args)
     if args.num_iters is None:
-        args.num_iters = cli_args.COMPARE_NUM_ITERS if args.compare else 1
+        args.num_iters = _COMPARE.num_iters if args.compare else 1
     for name in ("num_iters", "num_prompts", "input_len", "output_len"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
@@ -54,7 +57,8 @@ def main(args: argparse.Namespace) -> None:
     shape = (args.num_prompts, args.input_len, args.output_len)
     (workload,) = cli_args.make_workloads(model_config, args.seed, [shape])
     specs = cli_args.make_specs(args, model_config)
-    text, result = _compare(args, specs, workload) if args.compare else _measure(args, specs, workload)
+    measure = _compare if args.compare else _measure
+    text, result = measure(args, specs, workload)
     report.emit(text, {"benchmark": "throughput", **result}, args.json, args.output_json)
 
 
@@ -63,7 +67,7 @@ def _compare(
 ) -> tuple[str, dict[str, Any]]:
     with engine_processes(specs) as engines:
         comparison = compare(
-            engines, workload, args.num_iters, cli_args.COMPARE_NUM_ITERS_WARMUP, logger.info
+            engines, workload, args.num_iters, _COMPARE.num_iters_warmup, logger.info
         )
     return report.comparison_text(comparison), report.comparison_json(comparison)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer: Hugging Face Transformers' `generate` on one batch, with the settings that suit it best.
+"""The peer: Hugging Face Transformers' `generate` on one batch, with its best settings.
 
 Its best settings depend on the batch and the machine, so they are measured: a growing cache, a
 static one, and a static one with the decoding step compiled by torch.
@@ -100,7 +100,8 @@ class TransformersEngine:
             self._run(workload, cache)
             return min(self._run(workload, cache).seconds for _ in range(_TRIALS - 1))
         except Exception as error:  # torch.compile without a C++ compiler raises many kinds
-            logger.warning("Transformers with cache %r left out: %s", cache, str(error).split("\n")[0])
+            cause = str(error).split("\n")[0]
+            logger.warning("Transformers with a %s cache is left out: %s", cache, cause)
             return float("inf")
 
     def _run(self, workload: Workload, cache: PeerCache) -> Run:
@@ -131,7 +132,7 @@ def load_model(model_path: str, dtype: str) -> PreTrainedModel:
         from transformers import GgufConfig
 
         if importlib.util.find_spec("accelerate") is None:
-            raise ImportError("Transformers loads GGUF files with accelerate: pip install accelerate")
+            raise ImportError("to load a GGUF file Transformers needs accelerate")
         source = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
         path = path.parent
     return AutoModelForCausalLM.from_pretrained(

@@ -68,7 +68,9 @@ class BenchmarkSubcommand(CLISubcommand):
         parser = subparsers.add_parser(
             self.name, help="Measure throughput and latency, beside a peer."
         )
-        benchmarks = parser.add_subparsers(dest="bench_type", metavar="BENCHMARK", title="benchmarks")
+        benchmarks = parser.add_subparsers(
+            dest="bench_type", metavar="BENCHMARK", title="benchmarks"
+        )
         for name, benchmark in BENCHMARKS.items():
             added = benchmarks.add_parser(name, help=benchmark.help, description=benchmark.help)
             if name in sys.argv[1:]:
