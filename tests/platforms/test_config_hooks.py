@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hooks that the core calls while configs are made: each has its effect, in the stated order."""
+"""Hooks that the core calls while configs are made: each has its effect, in the stated order."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_dtype_preference(monkeypatch):
 def test_cpu_flags(tmp_path):
     """x86 and ARM name the line differently; no file is no flags, not a crash."""
     x86, arm = tmp_path / "x86", tmp_path / "arm"
-    x86.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t: x\n")
+    x86.write_text("processor\t: 0\nflags\t\t: fpu avx2 avx512_bf16\n\nprocessor\t: 1\nflags\t: x")
     arm.write_text("processor\t: 0\nFeatures\t: fp asimd bf16\n")
     assert cpu_flags(x86) == {"fpu", "avx2", "avx512_bf16"}
     assert "bf16" in cpu_flags(arm)

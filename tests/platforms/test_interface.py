@@ -38,6 +38,7 @@ def test_device_access_of_a_host_platform():
     free, total = platform.mem_get_info(device)
     assert 0 < free <= total == platform.get_device_total_memory()
     assert 0 < platform.get_current_memory_usage() < total
+    torch.zeros(1, pin_memory=platform.is_pin_memory_available())
     with platform.inference_mode():
         assert torch.is_inference_mode_enabled()
     with platform.stream(platform.Stream()):

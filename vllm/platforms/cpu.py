@@ -93,10 +93,6 @@ class CpuPlatform(Platform):
         return len(usable_cpus())
 
     @classmethod
-    def is_pin_memory_available(cls) -> bool:
-        return False
-
-    @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
         return True
 

@@ -363,7 +363,9 @@ class Platform:
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
-        """Whether host memory can be page-locked for faster copies."""
+        """Whether host memory can be page-locked for faster copies to the device."""
+        if cls.device_type == "cpu":  # nothing is copied, and torch refuses to pin
+            return False
         if in_wsl():
             logger.warning_once("pinned memory is not used: it does not work under WSL")
             return False
@@ -407,6 +409,10 @@ class Platform:
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: SamplingParams) -> None:
         """Refuses a request that this platform cannot serve.
+
+        Args:
+            processed_inputs: `{"type": "token", "prompt_token_ids": [...]}`.
+            params: complete, as the engine gets them.
 
         Raises:
             ValueError: with the reason; only this request fails.

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out-of-tree platforms as installed packages, without and with the multi-layer override."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+REPOSITORY = Path(__file__).parents[2]
+OUT_OF_TREE_PACKAGES = REPOSITORY / "tests" / "plugins"
+WHICH = "from vllm.platforms import current_platform; print(current_platform.device_name)"
+BIND = """
+    import torch
+    from types import SimpleNamespace
+    from vllm.v1.worker.utils import bind_kv_cache
+
+    names = {names}
+    kv_caches = {{name: torch.zeros(1) for name in names}}
+    layers = {{name: SimpleNamespace(kv_cache=None) for name in names}}
+    bound = []
+    bind_kv_cache(kv_caches, layers, bound)
+    assert all(layers[name].kv_cache is kv_caches[name] for name in names)
+    print(len(bound))
+"""
+DECODER_LAYER = ["decoder.layers.0.self_attn.attn", "decoder.layers.0.encoder_attn.attn"]
+TARGET_AND_DRAFT = ["model.layers.0.self_attn.attn", "draft_model.layers.0.self_attn.attn"]
+# In sitecustomize: every process that sees the folder, children included, goes without.
+WITHOUT = """
+    import sys
+
+    class Blocked:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in {names}:
+                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+    sys.meta_path.insert(0, Blocked())
+"""
+ACCELERATOR_PACKAGES = {"triton", "pynvml", "amdsmi", "flash_attn", "flashinfer", "aiter", "nixl"}
+GENERATE = """
+    from vllm import LLM, SamplingParams
+
+    if __name__ == "__main__":
+        llm = LLM(model={model!r}, skip_tokenizer_init=True, dtype="float32", max_model_len=128)
+        prompts = [{{"prompt_token_ids": [(7 * i + j) % 97 for j in range(n)]}}
+                   for i, n in enumerate((1, 15, 16, 17, 40))]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        print([output.outputs[0].token_ids for output in outputs])
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny_llama(tmp_path_factory) -> str:
+    """A Llama of two layers with random weights, large enough that its tokens vary."""
+    folder = tmp_path_factory.mktemp("tiny_llama")
+    hidden, heads, kv_heads, inner, vocab, layers = 64, 4, 2, 96, 101, 2
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    kv_width = hidden // heads * kv_heads
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "lm_head.weight": (vocab, hidden)}
+    norms = ["model.norm"]
+    for i in range(layers):
+        prefix = f"model.layers.{i}"
+        shapes |= {
+            f"{prefix}.self_attn.q_proj.weight": (hidden, hidden),
+            f"{prefix}.self_attn.k_proj.weight": (kv_width, hidden),
+            f"{prefix}.self_attn.v_proj.weight": (kv_width, hidden),
+            f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
+            f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.down_proj.weight": (hidden, inner),
+        }
+        norms += [f"{prefix}.input_layernorm", f"{prefix}.post_attention_layernorm"]
+    weights = {name: torch.randn(size, generator=generator) * 0.2 for name, size in shapes.items()}
+    weights |= {f"{name}.weight": torch.ones(hidden) for name in norms}
+    save_file(weights, folder / "model.safetensors")
+    return str(folder)
+
+
+def hide_accelerator_packages(site) -> None:
+    blocker = WITHOUT.format(names=sorted(ACCELERATOR_PACKAGES))
+    (site.folder / "sitecustomize.py").write_text(textwrap.dedent(blocker))
+
+
+def test_found_once_installed(site):
+    site.install("vllm_minimal_platform")
+    assert site.output(WHICH) == "minimal"
+
+
+@pytest.mark.slow
+def test_pip_installs_the_packages(tmp_path):
+    """The other tests install by hand; this holds that the packages are packages."""
+    if importlib.util.find_spec("setuptools") is None:
+        pytest.skip("pip cannot build here: setuptools is not installed")
+    for package in ("vllm_minimal_platform", "vllm_multi_layer_platform"):
+        source = shutil.copytree(OUT_OF_TREE_PACKAGES / package, tmp_path / "source" / package)
+        target = tmp_path / "target" / package
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        command += ["--no-build-isolation", "--target", str(target), str(source)]
+        subprocess.run(command, check=True, capture_output=True)
+        assert list(target.glob("*.dist-info/entry_points.txt"))
+
+
+@pytest.mark.parametrize("names", [DECODER_LAYER, TARGET_AND_DRAFT])
+def test_same_index_is_refused_by_default(site, names):
+    """A platform never checked must not start such a model, and its author must know why."""
+    site.install("vllm_minimal_platform")
+    error = site.last_error(BIND.format(names=names))
+    assert error.startswith("NotImplementedError: Multiple attention layers with the same layer")
+    assert "'minimal' (vllm_minimal_platform.platform.MinimalPlatform)" in error
+    assert ", ".join(names) in error and "check_runner_kv_caches_multi_layer" in error
+
+
+@pytest.mark.parametrize("names", [DECODER_LAYER, TARGET_AND_DRAFT])
+def test_same_index_is_accepted_with_the_override(site, names):
+    """The override is the whole of what an author must do."""
+    site.install("vllm_multi_layer_platform")
+    assert site.output(BIND.format(names=names)) == "2"
+
+
+def test_one_cache_an_index_needs_no_override(site):
+    """Decoder-only models start on a platform that never heard of the hook."""
+    site.install("vllm_minimal_platform")
+    assert site.output(BIND.format(names=[f"model.layers.{i}.attn" for i in range(3)])) == "3"
+
+
+def test_worker_brings_only_what_is_required():
+    """The package stays the least: what it leaves out is what the core must do without."""
+    source = OUT_OF_TREE_PACKAGES / "vllm_minimal_platform" / "vllm_minimal_platform" / "worker.py"
+    (worker,) = (n for n in ast.parse(source.read_text()).body if isinstance(n, ast.ClassDef))
+    methods = {node.name for node in worker.body if isinstance(node, ast.FunctionDef)}
+    docs = (REPOSITORY / "docs" / "platforms.md").read_text()
+    table = docs.partition("### The worker")[2].partition("###")[0]
+    required = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
+    assert methods == required
+
+
+def test_it_generates(site, tiny_llama):
+    """The same tokens as the built-in CPU platform's, over another cache layout."""
+    code = GENERATE.format(model=tiny_llama)
+    expected = site.output(code)
+    site.install("vllm_minimal_platform")
+    assert site.output(code) == expected
+    assert len(set(json.loads(expected)[0])) > 3, "a constant output would prove nothing"
+
+
+def test_core_imports_without_accelerator_packages(site):
+    """triton and vendor libraries are extras: no module of the core may import them at import."""
+    hide_accelerator_packages(site)
+    code = """
+        import importlib, pkgutil
+        import vllm
+
+        def fail(name):
+            raise
+
+        names = [m.name for m in pkgutil.walk_packages(vllm.__path__, "vllm.", fail)]
+        for name in names:
+            if not name.endswith("__main__"):
+                importlib.import_module(name)
+        try:
+            import triton
+        except ModuleNotFoundError:
+            print(len(names))
+    """
+    assert int(site.output(code)) > 50
+
+
+def test_core_generates_without_triton(site, tiny_llama):
+    """The CPU path must not reach for a kernel library that a plain machine lacks."""
+    expected = site.output(GENERATE.format(model=tiny_llama))
+    hide_accelerator_packages(site)
+    assert site.output(GENERATE.format(model=tiny_llama)) == expected
