@@ -35,6 +35,7 @@ BOUNDARY = (
     "vllm.v1.core.sched.output",
     "vllm.v1.engine",
     "vllm.v1.kv_cache_interface",
+    "vllm.v1.metrics.stats",
     "vllm.v1.outputs",
     "vllm.v1.request",
     "vllm.v1.serial_utils",

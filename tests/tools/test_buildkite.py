@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU pipeline runs every test that `.ci/run` runs, each once."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+BUILDKITE = ROOT / ".buildkite"
+STEP_KEYS = {"label", "key", "command", "agents", "timeout_in_minutes"}
+
+
+def steps(path: Path) -> list[dict]:
+    return yaml.safe_load(path.read_text())["steps"]
+
+
+def paths_of(step: dict) -> list[str]:
+    """The paths that a step hands to .ci/run."""
+    command, *paths = shlex.split(step["command"])
+    assert command == ".ci/run" and paths, step["command"]
+    return paths
+
+
+@pytest.mark.parametrize("path", sorted(BUILDKITE.glob("*.yml")), ids=lambda path: path.name)
+def test_steps_are_whole(path):
+    """Guards against a misspelt key, which Buildkite would refuse or ignore, and a step without
+    a bound."""
+    keys = [step["key"] for step in steps(path)]
+    assert len(set(keys)) == len(keys)
+    for step in steps(path):
+        assert set(step) == STEP_KEYS, step
+        assert isinstance(step["timeout_in_minutes"], int) and step["agents"]["queue"]
+
+
+def test_pipeline_uploads_files_that_are_there():
+    uploaded = {step["command"].split()[-1] for step in steps(BUILDKITE / "pipeline.yml")}
+    others = {f".buildkite/{path.name}" for path in BUILDKITE.glob("*.yml")}
+    assert uploaded == others - {".buildkite/pipeline.yml"}
+
+
+def test_every_test_file_is_in_one_step():
+    """Guards against tests in a new folder that no step runs, and folders that two steps run."""
+    named = [path for step in steps(BUILDKITE / "cpu.yml") for path in paths_of(step)]
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    times = {
+        str(file.relative_to(ROOT)): sum(file.is_relative_to(ROOT / path) for path in named)
+        for file in files
+    }
+    assert {file: count for file, count in times.items() if count != 1} == {}
+
+
+def test_ci_runs_make_test():
+    """The pipeline's steps and `.ci/run` differ in paths alone."""
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert lines[-1] == 'exec make --no-print-directory test TESTS="${*:-tests}"'
