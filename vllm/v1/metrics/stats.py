@@ -5,9 +5,14 @@ own; `vllm.v1.metrics.loggers` shows both."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreEvent, EngineCoreOutput
 
 
 class PrefixCacheStats(msgspec.Struct):
@@ -84,3 +89,66 @@ class IterationStats:
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
     inter_token_latencies_iter: list[float] = field(default_factory=list)
+
+    def update_from_output(
+        self, output: EngineCoreOutput, engine_core_timestamp: float, request: RequestStateStats
+    ) -> None:
+        """Takes in one output of the request that `request` describes, and brings that up to date."""
+        if output.events:
+            self.update_from_events(output.events, request)
+        if output.prefill_stats is not None:
+            self.num_prompt_tokens += output.prefill_stats.num_prompt_tokens
+            self.num_cached_tokens += output.prefill_stats.num_cached_tokens
+        num_new = len(output.new_token_ids)
+        if num_new == 0:
+            return
+        self.num_generation_tokens += num_new
+        if request.num_generation_tokens == 0:
+            request.first_token_ts = engine_core_timestamp
+            request.first_token_latency = self.iteration_timestamp - request.arrival_time
+            self.time_to_first_tokens_iter.append(request.first_token_latency)
+        else:
+            self.inter_token_latencies_iter.append(engine_core_timestamp - request.last_token_ts)
+        request.last_token_ts = engine_core_timestamp
+        request.num_generation_tokens += num_new
+
+    def update_from_events(
+        self, events: Iterable[EngineCoreEvent], request: RequestStateStats
+    ) -> None:
+        """Takes in what happened to a request in the engine core."""
+        from vllm.v1.engine import EngineCoreEventType
+
+        for event in events:
+            if event.type == EngineCoreEventType.QUEUED:
+                request.queued_ts = event.timestamp
+            elif event.type == EngineCoreEventType.SCHEDULED:
+                # After a preemption it is scheduled again; its wait was over the first time.
+                request.scheduled_ts = request.scheduled_ts or event.timestamp
+            else:
+                self.num_preempted_reqs += 1
+
+    def update_from_finished_request(
+        self,
+        finish_reason: str,
+        num_prompt_tokens: int,
+        max_tokens_param: int | None,
+        request: RequestStateStats,
+    ) -> None:
+        """Adds a request that has ended. Times of what it never reached are 0."""
+
+        def between(begin: float, end: float) -> float:
+            return end - begin if begin and end else 0.0
+
+        self.finished_requests.append(
+            FinishedRequestStats(
+                finish_reason=finish_reason,
+                e2e_latency=self.iteration_timestamp - request.arrival_time,
+                num_prompt_tokens=num_prompt_tokens,
+                num_generation_tokens=request.num_generation_tokens,
+                max_tokens_param=max_tokens_param,
+                queued_time=between(request.queued_ts, request.scheduled_ts),
+                prefill_time=between(request.scheduled_ts, request.first_token_ts),
+                inference_time=between(request.scheduled_ts, request.last_token_ts),
+                decode_time=between(request.first_token_ts, request.last_token_ts),
+            )
+        )

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name that users of upstream know."""
+
+from vllm.v1.engine.llm_engine import LLMEngine
+
+__all__ = ["LLMEngine"]

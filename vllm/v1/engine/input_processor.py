@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's prompt and parameters to an `EngineCoreRequest`, or to a ValueError that says what is
+wrong with them."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.inputs import PromptType
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import TokenizerLike, cached_get_tokenizer
+from vllm.utils import random_uuid
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.parallel_sampling import ParentRequest
+
+logger = init_logger(__name__)
+
+_TOKENIZATION_OPTIONS = ("add_special_tokens", "truncation", "max_length")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True)
+class ParsedPrompt:
+    """A prompt in one form: `text` or `token_ids` or both; with both, the ids count."""
+
+    text: str | None
+    token_ids: list[int] | None
+    cache_salt: str | None = None
+
+
+def parse_prompt(prompt: PromptType) -> ParsedPrompt:
+    """A prompt in any of the forms users may hand in.
+
+    Raises:
+        ValueError: it is in none of them; says which there are.
+    """
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, None)
+    if isinstance(prompt, list):
+        return ParsedPrompt(None, prompt)
+    if not isinstance(prompt, Mapping):
+        raise ValueError(
+            f"a prompt must be a string, a list of token ids, or a dict with `prompt` or "
+            f"`prompt_token_ids`, not {type(prompt).__name__}"
+        )
+    unknown = sorted(set(prompt) - set(_PROMPT_KEYS))
+    if unknown:
+        raise ValueError(
+            f"prompt keys {', '.join(map(repr, unknown))} are not supported; supported: "
+            f"{', '.join(_PROMPT_KEYS)}"
+        )
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and token_ids is None:
+        raise ValueError("a prompt dict needs `prompt` or `prompt_token_ids`")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"`prompt` must be a string, not {type(text).__name__}")
+    return ParsedPrompt(text, token_ids, _checked_salt(prompt.get("cache_salt")))
+
+
+def _checked_salt(cache_salt: Any) -> str | None:
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise ValueError("cache_salt must be a non-empty string")
+    return cache_salt
+
+
+def split_request(
+    request: EngineCoreRequest,
+) -> Iterator[tuple[EngineCoreRequest, ParentRequest | None, int]]:
+    """The requests that the engine core gets, with their parent and index: `request` itself, or a
+    child for each of its n completions."""
+    if request.sampling_params.n == 1:
+        yield request, None, 0
+        return
+    parent = ParentRequest(request)
+    # All are known before the first can end.
+    children = [parent.get_child_info(index) for index in range(parent.n)]
+    for index, (child_id, params) in enumerate(children):
+        child = copy.copy(request)
+        child.request_id = child_id
+        child.sampling_params = params
+        child.external_req_id = parent.external_req_id
+        yield child, parent, index
+
+
+class InputProcessor:
+    """Tokenises, checks, and fills in what a request leaves to the model. Thread-safe."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.generation_config = self.model_config.try_get_generation_config()
+        self.tokenizer = None if self.model_config.skip_tokenizer_init else self._load_tokenizer()
+
+    def _load_tokenizer(self) -> TokenizerLike:
+        config = self.model_config
+        return cached_get_tokenizer(
+            config.tokenizer,
+            tokenizer_mode=config.tokenizer_mode,
+            trust_remote_code=config.trust_remote_code,
+            revision=config.tokenizer_revision,
+            download_dir=self.vllm_config.load_config.download_dir,
+        )
+
+    def get_tokenizer(self) -> TokenizerLike:
+        """The model's tokenizer.
+
+        Raises:
+            ValueError: the engine was started without one.
+        """
+        if self.tokenizer is None:
+            raise ValueError("there is no tokenizer: the engine was started with skip_tokenizer_init")
+        return self.tokenizer
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """The token that ends an output: the tokenizer's, or the first that the config names."""
+        if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
+            return self.tokenizer.eos_token_id
+        named = self.model_config.hf_text_config_dict.get("eos_token_id")
+        return (named[0] if named else None) if isinstance(named, list) else named
+
+    def process_inputs(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> tuple[EngineCoreRequest, str | None]:
+        """The request as the engine core takes it, and the prompt's text if it has one.
+
+        The id in the engine is made unique: `request_id` goes on as `external_req_id`.
+
+        Raises:
+            ValueError: prompt or parameters cannot be served; the message is for the user.
+        """
+        parsed = parse_prompt(prompt)
+        token_ids = self._token_ids(parsed, tokenization_kwargs or {})
+        self._validate_length(len(token_ids))
+        request = EngineCoreRequest(
+            request_id=f"{request_id}-{random_uuid()[:8]}",
+            prompt_token_ids=token_ids,
+            sampling_params=self._complete_params(params, len(token_ids)),
+            arrival_time=time.time() if arrival_time is None else arrival_time,
+            cache_salt=parsed.cache_salt,
+            priority=priority,
+            trace_headers=trace_headers,
+            external_req_id=request_id,
+        )
+        current_platform.validate_request(
+            {"type": "token", "prompt_token_ids": token_ids}, request.sampling_params
+        )
+        return request, parsed.text
+
+    def _token_ids(self, prompt: ParsedPrompt, options: dict[str, Any]) -> list[int]:
+        unknown = sorted(set(options) - set(_TOKENIZATION_OPTIONS))
+        if unknown:
+            raise ValueError(
+                f"tokenization option {unknown[0]!r} is not supported; supported: "
+                f"{', '.join(_TOKENIZATION_OPTIONS)}"
+            )
+        if prompt.token_ids is not None:
+            self._validate_token_ids(prompt.token_ids)
+            return prompt.token_ids
+        if self.tokenizer is None:
+            raise ValueError(
+                "a text prompt needs a tokenizer, and the engine was started with "
+                "skip_tokenizer_init: pass prompt_token_ids"
+            )
+        if not prompt.text:
+            raise ValueError("the prompt is empty")
+        token_ids = self.tokenizer.encode(prompt.text, **options)
+        if not token_ids:
+            raise ValueError("the prompt is empty: the tokenizer makes no tokens of it")
+        return token_ids
+
+    def _validate_token_ids(self, token_ids: Any) -> None:
+        if not isinstance(token_ids, list) or any(type(t) is not int for t in token_ids):
+            raise ValueError("prompt token ids must be a list of integers")
+        if not token_ids:
+            raise ValueError("the prompt is empty")
+        vocab_size = self.model_config.get_vocab_size()
+        worst = next((t for t in (min(token_ids), max(token_ids)) if not 0 <= t < vocab_size), None)
+        if worst is not None:
+            raise ValueError(
+                f"prompt token id {worst} is out of range: the model has 0 to {vocab_size - 1}"
+            )
+
+    def _validate_length(self, num_tokens: int) -> None:
+        max_model_len = self.model_config.max_model_len
+        if num_tokens > max_model_len:
+            raise ValueError(
+                f"the prompt is too long: {num_tokens} tokens, and this model's maximum context "
+                f"length is {max_model_len} tokens (prompt and output together)"
+            )
+        if num_tokens == max_model_len:
+            raise ValueError(
+                f"the prompt's {num_tokens} tokens fill this model's maximum context length of "
+                f"{max_model_len} tokens and leave no room for an output token"
+            )
+
+    def _complete_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+        """A copy with what the request leaves to the model and the tokenizer."""
+        if not isinstance(params, SamplingParams):
+            raise ValueError(
+                f"only generation is supported: pass SamplingParams, not {type(params).__name__}"
+            )
+        if params.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer; pass stop_token_ids")
+        params.verify(self.model_config)
+        params = params.clone()
+        if params.max_tokens is None:
+            params.max_tokens = self.model_config.max_model_len - num_prompt_tokens
+            if params.min_tokens > params.max_tokens:
+                raise ValueError(
+                    f"min_tokens ({params.min_tokens}) must be at most the {params.max_tokens} "
+                    "tokens that the prompt leaves of the model's context"
+                )
+        params.update_from_generation_config(self.generation_config, self.eos_token_id)
+        if self.tokenizer is not None:
+            params.update_from_tokenizer(self.tokenizer)
+        return params
