@@ -20,7 +20,9 @@ def main() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
     for output in llm.generate(PROMPTS, params):
         print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
-    messages = [{"role": "user", "content": "What is the capital of Italy? Answer in one sentence."}]
+    messages = [
+        {"role": "user", "content": "What is the capital of Italy? Answer in one sentence."}
+    ]
     print(llm.chat(messages, params)[0].outputs[0].text)
 
 
