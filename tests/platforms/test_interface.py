@@ -58,6 +58,7 @@ def test_unknown_attributes_are_attribute_errors():
     with pytest.raises(AttributeError, match="has no attribute 'Strem', nor has torch.cpu"):
         HostPlatform().Strem  # noqa: B018
     assert not hasattr(HostPlatform(), "_private")
+    assert not hasattr(Platform(), "device_type")  # and no endless recursion
 
 
 def test_platforms_can_be_copied():

@@ -111,6 +111,29 @@ def test_name_that_is_no_platform_class(site):
     assert "plugin_quipu.register is not a subclass of vllm.platforms.Platform" in error
 
 
+def test_register_that_returns_the_class_itself(site):
+    """A likely mistake; the class would be imported before the platform is chosen."""
+    site.add("abacus", PLATFORMS, "def register(): return object")
+    done = site.run(WHICH)
+    assert done.stdout.strip() == "CpuPlatform"
+    assert "'abacus'" in done.stderr and "not a dotted class name or None" in done.stderr
+
+
+def test_class_without_the_required_attributes(site):
+    """Said when the platform is resolved, not by an AttributeError somewhere in the engine."""
+    source = """
+        from vllm.platforms import Platform, PlatformEnum
+
+        class Abacus(Platform):
+            _enum = PlatformEnum.OOT
+
+        def register():
+            return "plugin_abacus.Abacus"
+    """
+    site.add("abacus", PLATFORMS, source)
+    assert "plugin_abacus.Abacus must set device_name, device_type" in site.last_error(WHICH)
+
+
 def test_resolution_waits_for_first_use(site):
     """`vllm --help` must not wake a device: an import resolves nothing, a process once."""
     site.add("abacus", PLATFORMS, "def register(): print('registered')")

@@ -149,6 +149,8 @@ def _active_plugins(asked: str) -> dict[str, str]:
     for name, register in scan.loaded.items():
         try:
             qualname = register()
+            if not (qualname is None or isinstance(qualname, str)):
+                raise TypeError(f"it returned {qualname!r}, not a dotted class name or None")
         except Exception as error:  # a plugin may raise anything
             failed[name] = error
             continue
@@ -223,6 +225,10 @@ def _load(qualname: str) -> type[Platform]:
         raise PluginError(f"the platform class {qualname} cannot be imported: {error}") from error
     if not (isinstance(platform_cls, type) and issubclass(platform_cls, Platform)):
         raise PluginError(f"{qualname} is not a subclass of vllm.platforms.Platform")
+    required = ("_enum", "device_name", "device_type")
+    missing = [name for name in required if not hasattr(platform_cls, name)]
+    if missing:
+        raise PluginError(f"the platform class {qualname} must set {', '.join(missing)}")
     return platform_cls
 
 

@@ -454,7 +454,7 @@ class Platform:
 
     def __getattr__(self, key: str) -> Any:
         """`Stream`, `Event`, `current_stream`, ...: looked up in `torch.<device_type>`."""
-        if key.startswith("_"):
+        if key.startswith("_") or key in Platform.__annotations__:
             raise AttributeError(f"{type(self).__qualname__!r} object has no attribute {key!r}")
         try:
             return getattr(self._device_module(), key)
