@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 PEERS = ("transformers",)
+SHARED_BRIEF_HELP = """\
+  --model MODEL               a folder, a .gguf file or a cached hub model; left out: the embedded one
+  --dtype, --seed             bfloat16, float32, ...; the seed of the prompts
+  --compare transformers      measure this peer too, in turn
+  --peer-cache                its KV cache: auto, dynamic, static, compiled
+  --json, --output-json FILE  results as JSON
+
+More, the engine's flags among them: --help=all, --help=listgroup, --help=WORD"""
 
 
 @dataclass(frozen=True)

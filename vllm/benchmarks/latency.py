@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+BRIEF_HELP = f"""\
+  --batch-size N [N ...]      prompts at once
+  --input-len, --output-len   tokens of each prompt, and of what follows
+  --num-iters, --num-iters-warmup
+{cli_args.SHARED_BRIEF_HELP}"""
 _COMPARE = cli_args.COMPARE_DEFAULTS
 _NUM_ITERS = 30
 _NUM_ITERS_WARMUP = 10

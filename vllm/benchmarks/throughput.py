@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+BRIEF_HELP = f"""\
+  --num-prompts N             requests, all at once
+  --input-len, --output-len   tokens of each prompt, and of what follows
+  --dataset-name random       where prompts come from
+  --num-iters N               runs; the median counts
+{cli_args.SHARED_BRIEF_HELP}"""
 _COMPARE = cli_args.COMPARE_DEFAULTS
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from vllm.engine.unsupported_args import UNSUPPORTED_ENGINE_FLAGS
 from vllm.entrypoints.cli.main import fail
 from vllm.entrypoints.cli.types import CLISubcommand
 from vllm.logger import init_logger
@@ -22,7 +23,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True)
 class _Benchmark:
-    """A module with `add_cli_args(parser)`, `validate(args)` and `main(args)`."""
+    """A module with BRIEF_HELP, `add_cli_args(parser)`, `validate(args)` and `main(args)`."""
 
     module: str
     help: str
@@ -72,9 +73,19 @@ class BenchmarkSubcommand(CLISubcommand):
             dest="bench_type", metavar="BENCHMARK", title="benchmarks"
         )
         for name, benchmark in BENCHMARKS.items():
-            added = benchmarks.add_parser(name, help=benchmark.help, description=benchmark.help)
-            if name in sys.argv[1:]:
-                benchmark.load().add_cli_args(added)
+            if name not in sys.argv[1:]:
+                benchmarks.add_parser(name, help=benchmark.help)
+                continue
+            module = benchmark.load()
+            added = benchmarks.add_parser(
+                name,
+                help=benchmark.help,
+                description=benchmark.help,
+                usage=f"vllm bench {name} [flags]",
+                brief_help=f"{benchmark.help}\n\n{module.BRIEF_HELP}",
+                refused_flags=UNSUPPORTED_ENGINE_FLAGS,
+            )
+            module.add_cli_args(added)
         return parser
 
 
