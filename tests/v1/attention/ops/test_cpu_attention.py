@@ -267,5 +267,5 @@ def test_wrong_arguments_are_refused():
         paged_attention(batch.query, k, v, out, batch.starts, batch.seq_lens.long(), batch.table, 1.0)
     with pytest.raises(ValueError, match="causal"):
         batch.run(causal=False, sliding_window=4)
-    with pytest.raises(ValueError, match="no CPU kernels for torch.float64"):
+    with pytest.raises(ValueError, match="no CPU kernels for float64"):
         reshape_and_cache(k[0].double(), v[0].double(), k.double(), v.double(), torch.zeros(16, dtype=torch.int64))

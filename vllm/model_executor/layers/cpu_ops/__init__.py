@@ -22,10 +22,10 @@ import torch
 
 from .linear import gemv, linear
 from .ops import (
+    LIBRARY,
     fused_add_rms_norm,
     gelu_and_mul,
     gelu_tanh_and_mul,
-    kernels,
     layer_norm,
     rms_norm,
     rotary_and_cache,
@@ -37,7 +37,7 @@ from .threads import init_threads, num_threads
 
 def warmup(dtype: torch.dtype) -> None:
     """Makes the kernels of a dtype ready: compiles them on the first start, else maps them from the cache on disk."""
-    kernels(dtype)
+    LIBRARY.load(str(dtype).removeprefix("torch."))
 
 
 __all__ = [

@@ -17,11 +17,15 @@ import tempfile
 from ctypes import CFUNCTYPE, PYFUNCTYPE, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import vllm.envs as envs
 from vllm.logger import init_logger
 
 from .target import DTYPES, Target, host_target
+
+if TYPE_CHECKING:
+    import torch
 
 logger = init_logger(__name__)
 _engines: list = []  # LLVM engines own the code: they live as long as the process
@@ -39,6 +43,19 @@ class Kernel:
     @classmethod
     def at(cls, name: str, address: int) -> Kernel:
         return cls(name, address, PYFUNCTYPE(None, c_void_p)(address), CFUNCTYPE(None, c_void_p)(address))
+
+
+class KernelTable(dict):
+    """One kernel by torch dtype: `table[dtype]` is (Kernel, bytes per value), loaded on first use."""
+
+    def __init__(self, library: KernelLibrary, name: str) -> None:
+        super().__init__()
+        self.library, self.name = library, name
+
+    def __missing__(self, dtype: torch.dtype) -> tuple[Kernel, int]:
+        kernel = self.library.load(str(dtype).removeprefix("torch."))[self.name]
+        self[dtype] = kernel, dtype.itemsize
+        return self[dtype]
 
 
 class KernelLibrary:

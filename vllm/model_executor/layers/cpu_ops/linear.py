@@ -7,13 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from . import op_args
-from .ops import kernels
+from .kernel_library import KernelTable
+from .ops import LIBRARY
 from .threads import Arguments, launch, num_threads
 
 # Rows of x up to which `gemv` is the faster; measured on a 2-core AVX512_BF16 machine. float32: torch always.
 MAX_GEMV_ROWS = {torch.bfloat16: 4, torch.float16: 4}
 _BYTES_WORTH_A_THREAD = 1 << 17
 _args = Arguments(op_args.GEMV_FORMAT)
+_GEMV = KernelTable(LIBRARY, "gemv")
 
 
 def gemv(
@@ -23,21 +25,22 @@ def gemv(
 
     Every output is summed in the same order whatever M is.
     """
-    (m, k), (n, _) = x.shape, weight.shape
-    out = torch.empty((m, n), dtype=x.dtype) if out is None else out
-    same = x.dtype == weight.dtype == out.dtype and (bias is None or bias.dtype == x.dtype)
-    if not same or weight.shape[1] != k or k % 2 or out.shape != (m, n):
-        raise ValueError(f"gemv: x {tuple(x.shape)} {x.dtype} does not fit weight {tuple(weight.shape)} {weight.dtype}")
-    if x.stride(1) != 1 or weight.stride(1) != 1 or out.stride(1) != 1 or (bias is not None and bias.stride(0) != 1):
+    (m, k), (n, weight_k), dtype = x.shape, weight.shape, x.dtype
+    kernel, size = _GEMV[dtype]
+    out = x.new_empty((m, n)) if out is None else out
+    same = weight.dtype is dtype and out.dtype is dtype and (bias is None or bias.dtype is dtype)
+    if not same or weight_k != k or k % 2 or out.shape != (m, n):
+        raise ValueError(f"gemv: x {tuple(x.shape)} {dtype} does not fit weight {tuple(weight.shape)} {weight.dtype}")
+    (x_row, x_one), (w_row, w_one), (out_row, out_one) = x.stride(), weight.stride(), out.stride()
+    if x_one != 1 or w_one != 1 or out_one != 1 or (bias is not None and bias.stride(0) != 1):
         raise ValueError("gemv: the innermost stride of x, weight, bias and out must be 1")
-    size = x.element_size()
     threads = min(num_threads(), 1 + n * k * size // _BYTES_WORTH_A_THREAD)
     step = n if threads == 1 else max(4, n // (8 * threads) // 4 * 4)
-    address = _args.set(
-        *(0, step, n, x.data_ptr(), x.stride(0) * size, weight.data_ptr(), weight.stride(0) * size),
-        *(bias.data_ptr() if bias is not None else 0, out.data_ptr(), out.stride(0) * size, m, k),
-    )
-    launch(kernels(x.dtype)["gemv"], address, threads)
+    _args.write(
+        0, step, n, x.data_ptr(), x_row * size, weight.data_ptr(), w_row * size,
+        0 if bias is None else bias.data_ptr(), out.data_ptr(), out_row * size, m, k,
+    )  # fmt: skip
+    launch(kernel, _args.address, threads)
     return out
 
 

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 import torch
 
-from .launchers import kernels, key_value_views, paged_attention, reshape_and_cache
+from .launchers import LIBRARY, key_value_views, paged_attention, reshape_and_cache
 
 
 def warmup(dtype: torch.dtype) -> None:
     """Makes the kernels of a dtype ready: compiles them on the first start, else maps them from the cache on disk."""
-    kernels(dtype)
+    LIBRARY.load(str(dtype).removeprefix("torch."))
 
 
 __all__ = ["key_value_views", "paged_attention", "reshape_and_cache", "warmup"]

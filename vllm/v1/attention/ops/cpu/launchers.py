@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import torch
 
-from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary
+from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary, KernelTable
 from vllm.model_executor.layers.cpu_ops.threads import Arguments, Scratch, launch, num_threads
 
 from . import attend_args, cache_args
 
 LIBRARY = KernelLibrary("vllm.v1.attention.ops.cpu.attention_kernels")
-DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_BYTES_WORTH_A_THREAD = 1 << 16
+_PLAN, _ATTEND = KernelTable(LIBRARY, "plan"), KernelTable(LIBRARY, "attend")
+_CACHE = KernelTable(LIBRARY, "cache")
+_BYTES_WORTH_A_THREAD = 1 << 17
 
 _attend_args = Arguments(attend_args.FORMAT)
 _cache_args = Arguments(cache_args.FORMAT)
 _plan_scratch, _thread_scratch, _partial_scratch = Scratch(), Scratch(), Scratch()
-
-
-def kernels(dtype: torch.dtype):
-    """The compiled kernels for a dtype; ValueError for one they don't exist for."""
-    return LIBRARY.load(DTYPE_NAMES.get(dtype, str(dtype)))
 
 
 def key_value_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,34 +38,27 @@ def reshape_and_cache(
     slot_mapping: int64 (T,), negative: not written. Tensors may be strided; the last stride must be 1, dtypes equal.
     """
     num_tokens, num_heads, head_size = key.shape
-    itemsize = key.element_size()
-    _check_writable(key, key_cache)
-    _check_writable(value, value_cache)
-    if slot_mapping.dtype != torch.int64 or slot_mapping.numel() < num_tokens or not slot_mapping.is_contiguous():
-        raise ValueError(f"slot_mapping must be contiguous int64 for {num_tokens} tokens, got {slot_mapping.dtype}")
-    threads = min(num_threads(), 1 + key.numel() * itemsize * 2 // _BYTES_WORTH_A_THREAD)
-    kt, kh, _ = key.stride()
-    vt, vh, _ = value.stride()
-    kb, ks, khc, _ = key_cache.stride()
-    vb, vs, vhc, _ = value_cache.stride()
-    address = _cache_args.set(
-        *(0, max(1, num_tokens // (4 * threads)), num_tokens, slot_mapping.data_ptr()),
-        *(key.data_ptr(), kt * itemsize, kh * itemsize),
-        *(key_cache.data_ptr(), kb * itemsize, ks * itemsize, khc * itemsize, head_size * itemsize),
-        *(value.data_ptr(), vt * itemsize, vh * itemsize),
-        *(value_cache.data_ptr(), vb * itemsize, vs * itemsize, vhc * itemsize, value.shape[2] * itemsize),
-        *(key_cache.shape[1], num_heads),
-    )
-    launch(kernels(key.dtype)["cache"], address, threads)
-
-
-def _check_writable(new: torch.Tensor, cache: torch.Tensor) -> None:
-    if new.dtype != cache.dtype:
-        raise ValueError(f"cannot write {new.dtype} into a cache of {cache.dtype}: dtypes must be equal")
-    if new.stride(2) != 1 or cache.stride(3) != 1:
+    dtype, slots = key.dtype, slot_mapping
+    kernel, size = _CACHE[dtype]
+    if not (value.dtype is dtype and key_cache.dtype is dtype and value_cache.dtype is dtype):
+        raise ValueError(f"key {dtype}, value {value.dtype} and caches {key_cache.dtype} must be the same dtype")
+    if slots.dtype is not torch.int64 or slots.numel() < num_tokens or not slots.is_contiguous():
+        raise ValueError(f"slot_mapping must be contiguous int64 for {num_tokens} tokens, got {slots.dtype}")
+    if key_cache.shape[2:] != (num_heads, head_size) or value_cache.shape[2:] != value.shape[1:]:
+        raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit {tuple(key_cache.shape)}")
+    (kt, kh, k1), (vt, vh, v1) = key.stride(), value.stride()
+    (kb, ks, kch, kc1), (vb, vs, vch, vc1) = key_cache.stride(), value_cache.stride()
+    if not k1 == v1 == kc1 == vc1 == 1:
         raise ValueError("head_size must be the innermost dimension, with stride 1")
-    if new.shape[1:] != cache.shape[2:]:
-        raise ValueError(f"heads and head size of {tuple(new.shape)} and cache {tuple(cache.shape)} differ")
+    threads = min(num_threads(), 1 + num_tokens * num_heads * head_size * size * 2 // _BYTES_WORTH_A_THREAD)
+    _cache_args.write(
+        0, max(1, num_tokens // (4 * threads)), num_tokens, slots.data_ptr(), key.data_ptr(), kt * size, kh * size,
+        key_cache.data_ptr(), kb * size, ks * size, kch * size, head_size * size,
+        value.data_ptr(), vt * size, vh * size,
+        value_cache.data_ptr(), vb * size, vs * size, vch * size, value.shape[2] * size,
+        key_cache.shape[1], num_heads,
+    )  # fmt: skip
+    launch(kernel, _cache_args.address, threads)
 
 
 def paged_attention(
@@ -88,36 +77,31 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of a ragged batch over paged keys and values; see the package's docstring. Writes `out`."""
-    num_heads, head_size = query.shape[1:]
-    _, tokens_per_block, num_kv_heads, _ = key_cache.shape
-    num_requests = seq_lens.shape[0]
-    itemsize = query.element_size()
+    dtype, (_, num_heads, head_size), (_, tokens_per_block, num_kv_heads, _) = query.dtype, query.shape, key_cache.shape
+    num_requests, (attend, size) = seq_lens.shape[0], _ATTEND[dtype]
+    (qt, qh, q1), (ot, oh, o1) = query.stride(), out.stride()
+    (kb, kt, kh, k1), (vb, vt, vh, v1) = key_cache.stride(), value_cache.stride()
+    if not q1 == o1 == k1 == v1 == 1:
+        raise ValueError("head_size must be the innermost dimension, with stride 1")
     _check_attention(query, key_cache, value_cache, out, causal, sliding_window)
     _check_metadata(query_start_loc, seq_lens, block_table)
-    qt, qh, _ = query.stride()
-    kb, kt, kh, _ = key_cache.stride()
-    vb, vt, vh, _ = value_cache.stride()
-    ot, oh, _ = out.stride()
     prefix = _plan_scratch.reserve(8 * (2 * num_requests + 2 + num_requests * num_kv_heads))
-    words = [
-        *(query.data_ptr(), qt * itemsize, qh * itemsize),
-        *(key_cache.data_ptr(), kb * itemsize, kt * itemsize, kh * itemsize),
-        *(value_cache.data_ptr(), vb * itemsize, vt * itemsize, vh * itemsize),
-        *(out.data_ptr(), ot * itemsize, oh * itemsize),
-        *(query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), 4 * block_table.stride(0)),
-        *(num_requests, num_kv_heads, num_heads // num_kv_heads, head_size, tokens_per_block),
-        *(int(causal), sliding_window, _floats(alibi_slopes, num_heads), _floats(sinks, num_heads), prefix),
-    ]
-    loaded = kernels(query.dtype)
-    address = _attend_args.set(0, 0, 0, 0, 0, *words, 0, 0, scale, logits_soft_cap)
-    loaded["plan"].run(address)
-    items, partial_bytes, thread_bytes = (_attend_args.read(i) for i in (2, 3, 4))
+    words = (
+        query.data_ptr(), qt * size, qh * size, key_cache.data_ptr(), kb * size, kt * size, kh * size,
+        value_cache.data_ptr(), vb * size, vt * size, vh * size, out.data_ptr(), ot * size, oh * size,
+        query_start_loc.data_ptr(), seq_lens.data_ptr(), block_table.data_ptr(), 4 * block_table.stride(0),
+        num_requests, num_kv_heads, num_heads // num_kv_heads, head_size, tokens_per_block,
+        1 if causal else 0, sliding_window, _floats(alibi_slopes, num_heads), _floats(sinks, num_heads), prefix,
+    )  # fmt: skip
+    _attend_args.write(0, 0, 0, 0, 0, *words, 0, 0, scale, logits_soft_cap)
+    _PLAN[dtype][0].run(_attend_args.address)
+    items, partial_bytes, thread_bytes = _attend_args.read(attend_args.NUM_ITEMS, 3)
     if not items:
         return
     threads = min(num_threads(), items)
     scratch, partial = _thread_scratch.reserve(threads * thread_bytes), _partial_scratch.reserve(partial_bytes)
-    _attend_args.set(0, 0, items, partial_bytes, thread_bytes, *words, scratch, partial, scale, logits_soft_cap)
-    launch(loaded["attend"], address, threads)
+    _attend_args.write(0, 0, items, partial_bytes, thread_bytes, *words, scratch, partial, scale, logits_soft_cap)
+    launch(attend, _attend_args.address, threads)
 
 
 def _floats(values: torch.Tensor | None, count: int) -> int:
@@ -129,28 +113,31 @@ def _floats(values: torch.Tensor | None, count: int) -> int:
 
 
 def _check_attention(query, key_cache, value_cache, out, causal: bool, sliding_window: int) -> None:
-    if not query.dtype == key_cache.dtype == value_cache.dtype == out.dtype:
+    dtype, shape, key_shape = query.dtype, query.shape, key_cache.shape
+    if not (key_cache.dtype is dtype and value_cache.dtype is dtype and out.dtype is dtype):
         raise ValueError(
-            f"query {query.dtype}, cache {key_cache.dtype}/{value_cache.dtype} and out {out.dtype} must be the same dtype"
+            f"query {dtype}, caches {key_cache.dtype}/{value_cache.dtype} and out {out.dtype} must be the same dtype"
         )
-    if query.stride(2) != 1 or out.stride(2) != 1 or key_cache.stride(3) != 1 or value_cache.stride(3) != 1:
-        raise ValueError("head_size must be the innermost dimension, with stride 1")
-    head_size, num_kv_heads = query.shape[2], key_cache.shape[2]
-    if head_size % 2 or key_cache.shape[3] != head_size or value_cache.shape != key_cache.shape:
+    if shape[2] % 2 or key_shape[3] != shape[2] or value_cache.shape != key_shape:
         raise ValueError(
-            f"head size must be even and the same in query {tuple(query.shape)}, key cache {tuple(key_cache.shape)} "
+            f"head size must be even and the same in query {tuple(shape)}, key cache {tuple(key_shape)} "
             f"and value cache {tuple(value_cache.shape)}"
         )
-    if query.shape[1] % num_kv_heads or out.shape != query.shape:
-        raise ValueError(f"{query.shape[1]} query heads over {num_kv_heads} KV heads, out {tuple(out.shape)}")
+    if shape[1] % key_shape[2] or out.shape != shape:
+        raise ValueError(f"{shape[1]} query heads over {key_shape[2]} KV heads, out {tuple(out.shape)}")
     if sliding_window < 0 or (sliding_window and not causal):
         raise ValueError(f"sliding_window={sliding_window} needs causal attention and a window of at least 0")
 
 
 def _check_metadata(query_start_loc: torch.Tensor, seq_lens: torch.Tensor, block_table: torch.Tensor) -> None:
-    for name, tensor in (("query_start_loc", query_start_loc), ("seq_lens", seq_lens), ("block_table", block_table)):
-        if tensor.dtype != torch.int32 or tensor.stride(-1) != 1:
-            raise ValueError(f"{name} must be int32 with an innermost stride of 1, got {tensor.dtype}")
+    int32 = torch.int32
+    if query_start_loc.dtype is not int32 or seq_lens.dtype is not int32 or block_table.dtype is not int32:
+        raise ValueError(
+            f"query_start_loc {query_start_loc.dtype}, seq_lens {seq_lens.dtype} and block_table {block_table.dtype} "
+            "must be int32"
+        )
+    if not (query_start_loc.is_contiguous() and seq_lens.is_contiguous() and block_table.stride(1) == 1):
+        raise ValueError("query_start_loc, seq_lens and the rows of block_table must be contiguous")
     if query_start_loc.shape[0] != seq_lens.shape[0] + 1 or block_table.shape[0] < seq_lens.shape[0]:
         raise ValueError(
             f"{seq_lens.shape[0]} requests need {seq_lens.shape[0] + 1} query starts (got {query_start_loc.shape[0]}) "
