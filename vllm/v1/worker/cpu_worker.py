@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from vllm.logger import init_logger
+from vllm.model_executor.layers import cpu_ops
 from vllm.platforms import current_platform
 from vllm.platforms.cpu_threads import bind_threads
 from vllm.utils.mem_utils import GiB, host_memory
+from vllm.utils.torch_utils import str_dtype_to_torch_dtype
+from vllm.v1.attention.ops import cpu as cpu_attention
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -32,7 +35,7 @@ class CPUWorker(WorkerBase):
     def init_device(self) -> None:
         plan = bind_threads(self.local_rank)
         logger.debug("%d threads on cores %s", plan.num_threads, plan.cpus)
-        init_threads(plan.num_threads)
+        cpu_ops.init_threads(plan.num_threads)
         self.device = torch.device("cpu")
         current_platform.manual_seed_all(self.model_config.seed)
         self.model_runner = GPUModelRunner(self.vllm_config, self.device)
@@ -75,6 +78,9 @@ class CPUWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
+        dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
+        cpu_ops.warmup(dtype)
+        cpu_attention.warmup(dtype)
         for num_tokens in _WARM_UP_TOKENS:
             if num_tokens <= self.scheduler_config.max_num_batched_tokens:
                 self.model_runner.profile_run(num_tokens)
