@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat messages as clients send them, to a conversation as templates take it, to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.tokenizers import TokenizerLike
+
+SUPPORTED_PART_TYPES = ("text",)
+_TOOL_ROLES = ("tool", "function")
+# What the server decides itself; a request's template variables must not.
+_RESERVED_VARIABLES = (
+    "chat_template", "tokenize", "conversation", "messages", "tools", "documents",
+    "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors",
+)  # fmt: skip
+
+ConversationMessage = dict[str, Any]
+
+
+def parse_chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
+    """Checks messages and joins the text parts of each with line breaks.
+
+    Raises:
+        ValueError: names the message and what is wrong with it.
+    """
+    if not messages:
+        raise ValueError("messages is empty: give at least one")
+    return [_parse_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _parse_message(message: Mapping[str, Any], place: str) -> ConversationMessage:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{place}.role must be a text such as user, not {role!r:.100}")
+    if role in _TOOL_ROLES or message.get("tool_calls") or message.get("function_call"):
+        raise ValueError(f"{place}: tool calls are not supported by this server")
+    parsed: ConversationMessage = {
+        "role": role,
+        "content": _text_of(message.get("content"), f"{place}.content"),
+    }
+    name = message.get("name")
+    if name is not None:
+        if not isinstance(name, str):
+            raise ValueError(f"{place}.name must be a text, not {name!r:.100}")
+        parsed["name"] = name
+    return parsed
+
+
+def _text_of(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ValueError(f"{place} must be a text or a list of parts, not {content!r:.100}")
+    return "\n".join(_text_of_part(part, f"{place}[{i}]") for i, part in enumerate(content))
+
+
+def _text_of_part(part: Any, place: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise ValueError(f'{place} must be a part such as {{"type": "text", "text": "..."}}')
+    if part["type"] not in SUPPORTED_PART_TYPES:
+        raise ValueError(
+            f"{place}: parts of type {part['type']!r:.100} are not supported; supported: "
+            f"{', '.join(SUPPORTED_PART_TYPES)}"
+        )
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"{place}.text must be a text")
+    return part["text"]
+
+
+def render_prompt(
+    tokenizer: TokenizerLike,
+    conversation: Sequence[ConversationMessage],
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The prompt's text, with the special tokens that the template writes.
+
+    Raises:
+        ValueError: there is no template, it fails on this conversation, or `template_kwargs` would
+            change what the server decides.
+    """
+    reserved = [name for name in template_kwargs or {} if name in _RESERVED_VARIABLES]
+    if reserved:
+        raise ValueError(f"chat_template_kwargs cannot set {reserved[0]}")
+    rendered = tokenizer.apply_chat_template(
+        list(conversation),
+        chat_template=tokenizer.get_chat_template(chat_template),
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tokenize=False,
+        **(template_kwargs or {}),
+    )
+    assert isinstance(rendered, str)
+    try:
+        rendered.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the conversation is not valid Unicode") from None
+    return rendered
+
+
+def load_chat_template(chat_template: str | None) -> str | None:
+    """The template that `--chat-template` names: a file, or the template itself.
+
+    Raises:
+        ValueError: no such file, and no template: it has nothing that Jinja would fill in.
+    """
+    if chat_template is None:
+        return None
+    is_template = any(mark in chat_template for mark in "{}\n")
+    if is_template:
+        return chat_template
+    try:
+        return Path(chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"--chat-template {chat_template!r} is neither a Jinja template nor a readable file: "
+            f"{error}"
+        ) from None

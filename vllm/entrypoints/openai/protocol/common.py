@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests and responses of every route share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from vllm.logger import init_logger
+from vllm.sampling_params import MAX_N, RequestOutputKind, SamplingParams
+
+logger = init_logger(__name__)
+
+# What travels to the engine is msgpack, whose integers have 64 bits.
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+DEFAULT_TEMPERATURE, DEFAULT_TOP_P, DEFAULT_TOP_K, DEFAULT_MIN_P = 1.0, 1.0, 0, 0.0
+
+
+class RequestError(ValueError):
+    """A request that cannot be served as it is; becomes an error response.
+
+    Args:
+        param: the field at fault.
+        status: HTTP status.
+        type: the error's kind, in OpenAI's and upstream's terms.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        type: str = "BadRequestError",
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+        self.type = type
+
+
+def valid_text(text: str) -> str:
+    """`text`, if UTF-8 can say it: JSON can name half of a surrogate pair, which nothing else takes.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(valid_text)]
+
+
+class ErrorInfo(BaseModel):
+    """What went wrong; `code` is the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class ErrorResponse(BaseModel):
+    """The body of every response that is an error."""
+
+    error: ErrorInfo
+
+
+class UsageInfo(BaseModel):
+    """Tokens of a request, over all its prompts and choices."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    completion_tokens: int = 0
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int) -> UsageInfo:
+        """The two numbers and their sum."""
+        return cls(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+        )
+
+
+class ModelCard(BaseModel):
+    """A name that the model is served under."""
+
+    id: str
+    object: str = "model"
+    created: int = Field(default_factory=lambda: int(time.time()))
+    owned_by: str = "vllm"
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class ModelList(BaseModel):
+    """The answer of `/v1/models`."""
+
+    object: str = "list"
+    data: list[ModelCard] = Field(default_factory=list)
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: a last chunk with the usage; `continuous_usage_stats`: in every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationRequest(BaseModel):
+    """The fields of a request for text, whatever its prompt looks like.
+
+    Fields that OpenAI or upstream know and this server does not are refused where they are given
+    anything but their default (`REFUSED`); other unknown fields are ignored, as upstream does,
+    since clients send many.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    # Field -> values that change nothing. None never does.
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "logit_bias": ({},),
+        "allowed_token_ids": ([],),
+        "bad_words": ([],),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "truncate_prompt_tokens": (),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "logits_processors": ([],),
+        "kv_transfer_params": (),
+        "vllm_xargs": ({},),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "thinking_token_budget": (),
+        "mm_processor_kwargs": ({},),
+        "echo": (False,),
+        "best_of": (1,),
+        "data_parallel_rank": (),
+    }
+
+    model: str | None = None
+    n: int = Field(default=1, ge=1, le=MAX_N)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[Int32] | None = None
+    min_tokens: Int64 = Field(default=0, ge=0)
+    ignore_eos: bool = False
+    prompt_logprobs: Int32 | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: Int64 = 0
+    cache_salt: Text | None = Field(default=None, min_length=1, max_length=1024)
+    user: str | None = None
+
+    @model_validator(mode="after")
+    def _refuse_what_is_not_built(self) -> GenerationRequest:
+        extra = self.model_extra or {}
+        for name, value in extra.items():
+            if name in self.REFUSED and value is not None and value not in self.REFUSED[name]:
+                raise RequestError(f"{name} is not supported by this server", param=name)
+        ignored = sorted(extra.keys() - self.REFUSED.keys())
+        if ignored:
+            logger.debug("fields of a request were ignored: %s", ", ".join(ignored)[:500])
+        return self
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream=true", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs is not available with stream=true", param="prompt_logprobs"
+            )
+        return self
+
+    def sampling_params(
+        self, max_tokens: int, logprobs: int | None, defaults: Mapping[str, Any]
+    ) -> SamplingParams:
+        """The request in the engine's terms.
+
+        Args:
+            max_tokens: what the request asks for and the context allows.
+            logprobs: most likely tokens to report at each position; None: none.
+            defaults: the model's own defaults, by name of a sampling parameter.
+
+        Raises:
+            ValueError: a value out of range; the message begins with the field's name.
+        """
+
+        def chosen(value: Any, name: str, default: Any) -> Any:
+            return value if value is not None else defaults.get(name, default)
+
+        return SamplingParams(
+            n=self.n,
+            temperature=chosen(self.temperature, "temperature", DEFAULT_TEMPERATURE),
+            top_p=chosen(self.top_p, "top_p", DEFAULT_TOP_P),
+            top_k=chosen(self.top_k, "top_k", DEFAULT_TOP_K),
+            min_p=chosen(self.min_p, "min_p", DEFAULT_MIN_P),
+            seed=self.seed,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            skip_special_tokens=self.skip_special_tokens,
+            spaces_between_special_tokens=self.spaces_between_special_tokens,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
+        )
