@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates against Transformers' rendering, and faults in them as one request's ValueError."""
+"""Chat templates against Transformers' rendering, and faults in them as one request's
+ValueError."""
 
 from __future__ import annotations
 
@@ -12,18 +13,29 @@ MESSAGES = [
     {"role": "user", "content": "Grüße, 世界"},
     {"role": "assistant", "content": "Hallo ", "tool_calls": None},
 ]
-TOOLS = [{"type": "function", "function": {"name": "f", "description": "ä <x>", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "description": "ä <x>", "parameters": {"type": "object"}},
+    }
+]
 
 TEMPLATES = {
-    "chatml": "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "chatml": "{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     "trimmed": "{% for m in messages %}\n  {{ m.content | trim }}\n{% endfor %}end",
-    "loopcontrols": "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
-    "tojson": "{% if tools %}{{ tools | tojson }}{{ tools | tojson(indent=2) }}{% endif %}{{ messages | tojson }}",
-    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "whitespace": "  {% for m in messages %}\n    {% if true %}\n  {{ m.content }}\n    {% endif %}\n{% endfor %}\n\n",
-    "tokens": "{{ bos_token }}{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}"
-    "{{ ns.n }}{{ custom | default('none') }}",
+    "loopcontrols": "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}"
+    "{{ m.content }}{% endfor %}",
+    "tojson": "{% if tools %}{{ tools | tojson }}{{ tools | tojson(indent=2) }}{% endif %}"
+    "{{ messages | tojson }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% endfor %}",
+    "whitespace": "  {% for m in messages %}\n    {% if true %}\n  {{ m.content }}\n    "
+    "{% endif %}\n"
+    "{% endfor %}\n\n",
+    "tokens": "{{ bos_token }}{% set ns = namespace(n=0) %}{% for m in messages %}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ custom | default('none') }}",
     "none_keys": "{% for m in messages %}{{ 'tool_calls' in m }}{% endfor %}",
 }
 
@@ -33,11 +45,13 @@ TEMPLATES = {
 @pytest.mark.parametrize("generate", [False, True])
 def test_renders_as_transformers(name, generate):
     """Guards against any difference in white space control, filters, globals or plain data."""
-    from transformers.utils.chat_template_utils import render_jinja_template
     from transformers.tokenization_utils_base import _normalize_chat_messages
+    from transformers.utils.chat_template_utils import render_jinja_template
 
     extra = {"bos_token": "<s>", "custom": "c"}
-    ours = render_chat_template(MESSAGES, TEMPLATES[name], tools=TOOLS, add_generation_prompt=generate, **extra)
+    ours = render_chat_template(
+        MESSAGES, TEMPLATES[name], tools=TOOLS, add_generation_prompt=generate, **extra
+    )
     theirs, _ = render_jinja_template(
         [_normalize_chat_messages(MESSAGES)],
         tools=TOOLS,
@@ -61,7 +75,9 @@ def test_continue_final_message_as_transformers(name, content):
     messages = [*MESSAGES[:2], {"role": "assistant", "content": content}]
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    theirs, _ = render_jinja_template([messages], chat_template=template, continue_final_message=True)
+    theirs, _ = render_jinja_template(
+        [messages], chat_template=template, continue_final_message=True
+    )
     assert render_chat_template(messages, template, continue_final_message=True) == theirs[0]
 
 
@@ -72,11 +88,21 @@ def test_continue_final_message_as_transformers(name, content):
         ("{{ raise_exception('roles must alternate') }}", MESSAGES, {}, "roles must alternate"),
         ("{{ messages[0].content + 1 }}", MESSAGES, {}, "failed on this conversation"),
         ("{{ messages[7].content }}", MESSAGES, {}, "refused this conversation"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", MESSAGES, {}, "refused this conversation"),
+        (
+            "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+            MESSAGES,
+            {},
+            "refused this conversation",
+        ),
         ("{{ messages.append(1) }}", MESSAGES, {}, "refused this conversation"),
         ("{{ messages }}", [], {}, "empty"),
         ("{{ messages }}", ["text"], {}, "must be an object"),
-        ("x", MESSAGES, {"add_generation_prompt": True, "continue_final_message": True}, "exclude each other"),
+        (
+            "x",
+            MESSAGES,
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "exclude each other",
+        ),
         ("x", MESSAGES, {"continue_final_message": True}, "does not keep the final message"),
         ("x", [{"role": "user"}], {"continue_final_message": True}, "no text to continue"),
     ],

@@ -27,23 +27,40 @@ def byte_level(tmp_path, config: dict, with_bos_processor: bool = False):
     )
     tokenizer.train_from_iterator(["hello world two spaces hello hello world"], trainer)
     if with_bos_processor:
-        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
     return tmp_path
 
 
 CONFIGS = {
-    "plain": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"},
+    "plain": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    },
     "no_class": {"eos_token": "</s>"},
     "token_objects": {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": {"__type": "AddedToken", "content": "<s>", "special": True},
         "extra_special_tokens": ["<extra>"],
     },
-    "new_special": {"tokenizer_class": "TokenizersBackend", "mask_token": "<mask>", "eos_token": "</s>"},
-    "add_bos": {"tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True},
+    "new_special": {
+        "tokenizer_class": "TokenizersBackend",
+        "mask_token": "<mask>",
+        "eos_token": "</s>",
+    },
+    "add_bos": {
+        "tokenizer_class": "TokenizersBackend",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "add_bos_token": True,
+    },
     "add_both": {
         "tokenizer_class": "TokenizersBackend",
         "bos_token": "<s>",
@@ -51,7 +68,11 @@ CONFIGS = {
         "add_bos_token": True,
         "add_eos_token": True,
     },
-    "llama_class": {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"},
+    "llama_class": {
+        "tokenizer_class": "LlamaTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    },
 }
 
 
@@ -59,7 +80,8 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("with_bos_processor", [False, True])
 def test_thin_tokenizer_equals_transformers(tmp_path, name, with_bos_processor):
-    """Guards against special tokens lost from tokenizer_config.json and against a lost or doubled BOS."""
+    """Guards against special tokens lost from tokenizer_config.json and against a lost or
+    doubled BOS."""
     from transformers import AutoTokenizer
 
     path = byte_level(tmp_path, CONFIGS[name], with_bos_processor)
@@ -69,7 +91,9 @@ def test_thin_tokenizer_equals_transformers(tmp_path, name, with_bos_processor):
         for special in (True, False):
             ids = ours.encode(text, add_special_tokens=special)
             assert ids == theirs.encode(text, add_special_tokens=special)
-            assert ours.decode(ids, skip_special_tokens=special) == theirs.decode(ids, skip_special_tokens=special)
+            assert ours.decode(ids, skip_special_tokens=special) == theirs.decode(
+                ids, skip_special_tokens=special
+            )
         cut = ours.encode(text, truncation=True, max_length=4)
         assert cut == theirs.encode(text, truncation=True, max_length=4)
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
@@ -78,7 +102,8 @@ def test_thin_tokenizer_equals_transformers(tmp_path, name, with_bos_processor):
 
 
 def test_chat_templates_from_files(tmp_path):
-    """A template file comes before the config's; several templates are told apart by name and tools."""
+    """A template file comes before the config's; several templates are told apart by name and
+    tools."""
     path = byte_level(tmp_path, {"chat_template": "old", "bos_token": "<s>"})
     assert get_tokenizer(path).get_chat_template() == "old"
     (path / "chat_template.jinja").write_text("new {{ bos_token }}{{ x }}")
@@ -96,7 +121,9 @@ def test_chat_templates_from_files(tmp_path):
 def test_no_chat_template_is_a_value_error(tmp_path):
     """A base model has none: the chat route must say so."""
     with pytest.raises(ValueError, match="--chat-template"):
-        get_tokenizer(byte_level(tmp_path, {})).apply_chat_template([{"role": "user", "content": "x"}])
+        get_tokenizer(byte_level(tmp_path, {})).apply_chat_template(
+            [{"role": "user", "content": "x"}]
+        )
 
 
 def test_faults_name_the_file(tmp_path):

@@ -63,14 +63,18 @@ def test_corpus_encodes_and_decodes_as_transformers(ours, theirs, text):
         ids = ours.encode(text, add_special_tokens=add_special_tokens)
         assert ids == theirs.encode(text, add_special_tokens=add_special_tokens)
         for skip in (True, False):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
+                ids, skip_special_tokens=skip
+            )
         assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
 
 
 @pytest.mark.slow
 def test_any_text_encodes_as_transformers(ours, theirs):
     """The same for texts nobody thought of, special tokens between them."""
-    pieces = st.one_of(st.text(max_size=20), st.sampled_from(ours.all_special_tokens + ["  7", "\n\n1", "'s"]))
+    pieces = st.one_of(
+        st.text(max_size=20), st.sampled_from(ours.all_special_tokens + ["  7", "\n\n1", "'s"])
+    )
 
     @settings(max_examples=300, deadline=None)
     @given(st.lists(pieces, max_size=6).map("".join))
@@ -94,11 +98,19 @@ def test_vocabulary_and_special_tokens_are_transformers(ours, theirs):
     assert ours.convert_tokens_to_ids(["Ġthe", "<no such token>"]) == theirs.convert_tokens_to_ids(
         ["Ġthe", "<no such token>"]
     )
-    assert ours.convert_tokens_to_string(["Ġthe", "Ġca", "t"]) == theirs.convert_tokens_to_string(["Ġthe", "Ġca", "t"])
+    assert ours.convert_tokens_to_string(["Ġthe", "Ġca", "t"]) == theirs.convert_tokens_to_string(
+        ["Ġthe", "Ġca", "t"]
+    )
 
 
-# SmolLM2's vocabulary lacks some bytes: a few control characters, and those of planes that hold no text.
-@given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0xD7FF, include_characters="\n\t"), max_size=60))
+# SmolLM2's vocabulary lacks some bytes: a few control characters, and those of planes that hold no
+# text.
+@given(
+    st.text(
+        st.characters(min_codepoint=0x20, max_codepoint=0xD7FF, include_characters="\n\t"),
+        max_size=60,
+    )
+)
 @settings(max_examples=200, deadline=None)
 def test_text_survives_encoding(text):
     """A byte-level vocabulary loses nothing: decode(encode(text)) is the text."""
@@ -107,7 +119,8 @@ def test_text_survives_encoding(text):
 
 
 def test_digits_stand_alone_after_white_space(ours):
-    """SmolLM2 was trained on single digits cut off first, so white space before them stays one token."""
+    """SmolLM2 was trained on single digits cut off first, so white space before them stays one
+    token."""
     assert ours.convert_ids_to_tokens(ours.encode("\n\n12  3")) == ["ĊĊ", "1", "2", "ĠĠ", "3"]
 
 
@@ -121,7 +134,8 @@ def test_truncation_and_batches(ours):
 
 
 def test_no_torch_is_imported():
-    """The API process must start in a second: neither torch nor transformers nor numpy may come in."""
+    """The API process must start in a second: neither torch nor transformers nor numpy may come
+    in."""
     code = (
         "import sys; from vllm.tokenizers import get_tokenizer; "
         f"t = get_tokenizer({str(MODEL)!r}); "

@@ -41,7 +41,9 @@ class GroupCoordinator:
 
     def _refuse_several(self, operation: str) -> None:
         if self.world_size > 1:
-            raise NotImplementedError(f"{operation} among {self.world_size} devices is not supported; supported: 1")
+            raise NotImplementedError(
+                f"{operation} among {self.world_size} devices is not supported; supported: 1"
+            )
 
 
 _ALONE = GroupCoordinator()
@@ -91,7 +93,8 @@ def get_tp_group() -> GroupCoordinator:
 
 
 def get_pp_group() -> GroupCoordinator:
-    """The processes that hold the model's layers in turn; this one alone where no groups were made."""
+    """The processes that hold the model's layers in turn; this one alone where no groups were
+    made."""
     return _pp or _ALONE
 
 

@@ -11,7 +11,8 @@ import torch
 
 
 def set_weight_attrs(weight: torch.Tensor, weight_attrs: dict[str, Any] | None) -> None:
-    """Note on a parameter how it is loaded and sharded. Raises ValueError rather than replace a note."""
+    """Note on a parameter how it is loaded and sharded. Raises ValueError rather than replace a
+    note."""
     for key, value in (weight_attrs or {}).items():
         if key in weight.__dict__:
             raise ValueError(f"the parameter already has an attribute {key!r}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chat templates rendered as Transformers documents it, without importing Transformers.
 
-https://huggingface.co/docs/transformers/main/en/chat_templating_writing: jinja2's immutable sandbox with
-`trim_blocks`, `lstrip_blocks`, loop controls, a `tojson` that escapes nothing, `raise_exception`,
-`strftime_now` and the `{% generation %}` tag. A template is code from a stranger: it sees plain JSON
-data only, and whatever goes wrong in it is the request's ValueError.
+https://huggingface.co/docs/transformers/main/en/chat_templating_writing: jinja2's immutable sandbox
+with `trim_blocks`, `lstrip_blocks`, loop controls, a `tojson` that escapes nothing,
+`raise_exception`, `strftime_now` and the `{% generation %}` tag. A template is code from a
+stranger: it sees plain JSON data only, and whatever goes wrong in it is the request's ValueError.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ def render_chat_template(
 ) -> str:
     """The prompt text of a conversation.
 
-    `continue_final_message` leaves the last message open, so that the model goes on with it.
-    Raises ValueError when the options contradict each other, the template is not valid or it fails on
+    `continue_final_message` leaves the last message open, so that the model goes on with it. Raises
+    ValueError when the options contradict each other, the template is not valid or it fails on
     these messages.
     """
     if not conversation:
         raise ValueError("the conversation is empty; give at least one message")
     if add_generation_prompt and continue_final_message:
-        raise ValueError("add_generation_prompt and continue_final_message exclude each other; set one of them")
+        raise ValueError(
+            "add_generation_prompt and continue_final_message exclude each other; set one of them"
+        )
     messages = [_plain_message(message) for message in conversation]
     final_text = _mark_final_message(messages) if continue_final_message else ""
     rendered = _render(
@@ -64,9 +66,13 @@ def _render(chat_template: str, variables: dict[str, Any]) -> str:
     try:
         return _compile(chat_template).render(**variables)
     except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is not valid (line {error.lineno}): {error.message}") from None
+        raise ValueError(
+            f"the chat template is not valid (line {error.lineno}): {error.message}"
+        ) from None
     except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template refused this conversation: {error.message or error}") from None
+        raise ValueError(
+            f"the chat template refused this conversation: {error.message or error}"
+        ) from None
     except Exception as error:  # the template is foreign code: any fault of it is the request's
         raise ValueError(
             f"the chat template failed on this conversation: {type(error).__name__}: {error}"
@@ -80,7 +86,8 @@ def _compile(chat_template: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationTag(jinja2.ext.Extension):
-        """`{% generation %}...{% endgeneration %}` marks what the model wrote; here it is transparent."""
+        """`{% generation %}...{% endgeneration %}` marks what the model wrote; here it is
+        transparent."""
 
         tags = {"generation"}
 
@@ -105,7 +112,9 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:
@@ -122,7 +131,9 @@ def _plain_message(message: Any) -> dict[str, Any]:
     """A message as plain data, without the keys that are None (APIs send `tool_calls: null`)."""
     plain = _plain(message)
     if not isinstance(plain, dict):
-        raise ValueError(f"a chat message must be an object with a role, not {type(message).__name__}")
+        raise ValueError(
+            f"a chat message must be an object with a role, not {type(message).__name__}"
+        )
     return {key: value for key, value in plain.items() if value is not None}
 
 
@@ -137,7 +148,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if callable(getattr(value, "model_dump", None)):  # a pydantic model
         return _plain(value.model_dump())
     return f"<{type(value).__name__}>"
@@ -161,8 +174,10 @@ def _cut_at_mark(rendered: str, final_text: str) -> str:
     position = rendered.rfind(_CONTINUE_MARK.strip())
     if position < 0 or final_text.strip() not in rendered:
         raise ValueError(
-            "continue_final_message is set, but the chat template does not keep the final message as it is"
+            "continue_final_message is set, but the chat template does not keep the final "
+            "message as it is"
         )
     kept = rendered[:position]
-    # The mark's space is gone where the template trims messages: then the message's own end was trimmed too.
+    # The mark's space is gone where the template trims messages: then the message's own end was
+    # trimmed too.
     return kept if rendered.startswith(_CONTINUE_MARK, position) else kept.rstrip()

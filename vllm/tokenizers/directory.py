@@ -18,15 +18,31 @@ CHAT_TEMPLATE_DIR = "additional_chat_templates"
 
 # Classes of Transformers that add nothing to what `tokenizer.json` and `tokenizer_config.json` say.
 _PLAIN_CLASSES = frozenset(
-    {"PreTrainedTokenizer", "TokenizersBackend", "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer", "GemmaTokenizer"}
+    {
+        "PreTrainedTokenizer",
+        "TokenizersBackend",
+        "LlamaTokenizer",
+        "GPT2Tokenizer",
+        "Qwen2Tokenizer",
+        "GemmaTokenizer",
+    }
 )
-_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 # Transformers writes 1e30 for "no limit".
 _NO_LENGTH_LIMIT = 10**9
 
 
 def is_plain_tokenizer_dir(path: Path) -> bool:
-    """Whether `tokenizer_from_directory` gives what Transformers would: else its own class is needed."""
+    """Whether `tokenizer_from_directory` gives what Transformers would: else its own class is
+    needed."""
     if not (path / TOKENIZER_NAME).is_file():
         return False
     config = _read_config(path)
@@ -35,7 +51,8 @@ def is_plain_tokenizer_dir(path: Path) -> bool:
 
 
 def tokenizer_from_directory(path: Path) -> FastTokenizer:
-    """The tokenizer of a directory with `tokenizer.json`. Raises ValueError where a file is not valid."""
+    """The tokenizer of a directory with `tokenizer.json`. Raises ValueError where a file is not
+    valid."""
     file = path / TOKENIZER_NAME
     try:
         backend = Tokenizer.from_file(str(file))
@@ -58,7 +75,8 @@ def _settings(path: Path) -> TokenizerSettings:
     added = config.get("added_tokens_decoder") or {}
     extra += [token for token in added.values() if isinstance(token, dict) and token.get("special")]
     max_length = config.get("model_max_length")
-    # add_bos_token and add_eos_token are left out: beside a tokenizer.json its post-processor decides.
+    # add_bos_token and add_eos_token are left out: beside a tokenizer.json its post-processor
+    # decides.
     return TokenizerSettings(
         special_tokens=special,
         extra_special_tokens=tuple(_token_text(token) for token in extra),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thin tokenizer over `tokenizers.Tokenizer`: Transformers' interface in 0.1 s and without torch."""
+"""A thin tokenizer over `tokenizers.Tokenizer`: Transformers' interface in 0.1 s and without
+torch."""
 
 from __future__ import annotations
 
@@ -13,14 +14,24 @@ from tokenizers.processors import TemplateProcessing
 
 from vllm.tokenizers.chat_template import render_chat_template
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
     """What `tokenizer_config.json` adds to `tokenizer.json`, checked and with plain types."""
 
-    special_tokens: dict[str, str] = field(default_factory=dict)  # bos_token, eos_token, ... -> text
+    special_tokens: dict[str, str] = field(
+        default_factory=dict
+    )  # bos_token, eos_token, ... -> text
     extra_special_tokens: tuple[str, ...] = ()
     chat_template: str | dict[str, str] | None = None
     # None: as tokenizer.json's post-processor says.
@@ -38,7 +49,9 @@ class FastTokenizer:
 
     is_fast = True
 
-    def __init__(self, backend: Tokenizer, settings: TokenizerSettings, name_or_path: str = "") -> None:
+    def __init__(
+        self, backend: Tokenizer, settings: TokenizerSettings, name_or_path: str = ""
+    ) -> None:
         self.backend_tokenizer = backend
         self.settings = settings
         self.name_or_path = name_or_path
@@ -48,11 +61,13 @@ class FastTokenizer:
         self._register_special_tokens()
         if settings.fixes_post_processor or backend.post_processor is None:
             backend.post_processor = self._template_processor()
-        # Both are asked for every request; counting again means building Python dicts of the vocabulary.
+        # Both are asked for every request; counting again means building Python dicts of the
+        # vocabulary.
         self._num_tokens = backend.get_vocab_size(with_added_tokens=True)
         self._vocab_size = backend.get_vocab_size(with_added_tokens=False)
 
-    # -- special tokens ------------------------------------------------------------------------------
+    # -- special tokens
+    # ------------------------------------------------------------------------------
 
     def _register_special_tokens(self) -> None:
         added = self.backend_tokenizer.get_added_tokens_decoder().values()
@@ -69,7 +84,10 @@ class FastTokenizer:
         eos = self.eos_token if self.settings.add_eos_token else None
         single = " ".join(filter(None, (bos and f"{bos}:0", "$A:0", eos and f"{eos}:0")))
         pair = " ".join(filter(None, (single, bos and f"{bos}:1", "$B:1", eos and f"{eos}:1")))
-        named = [(text, self.convert_tokens_to_ids(text)) for text in dict.fromkeys(filter(None, (bos, eos)))]
+        named = [
+            (text, self.convert_tokens_to_ids(text))
+            for text in dict.fromkeys(filter(None, (bos, eos)))
+        ]
         return TemplateProcessing(single=single, pair=pair, special_tokens=named)
 
     def _special_id(self, name: str) -> int | None:
@@ -110,13 +128,19 @@ class FastTokenizer:
 
     @property
     def special_tokens_map(self) -> dict[str, str]:
-        return {name: self.settings.special_tokens[name] for name in _NAMED if name in self.settings.special_tokens}
+        return {
+            name: self.settings.special_tokens[name]
+            for name in _NAMED
+            if name in self.settings.special_tokens
+        }
 
     @cached_property
     def all_special_tokens(self) -> list[str]:
         """The named special tokens, then every added token that is marked special, each once."""
         marked = (
-            token.content for token in self.backend_tokenizer.get_added_tokens_decoder().values() if token.special
+            token.content
+            for token in self.backend_tokenizer.get_added_tokens_decoder().values()
+            if token.special
         )
         return list(dict.fromkeys([*self.special_tokens_map.values(), *marked]))
 
@@ -125,7 +149,8 @@ class FastTokenizer:
         ids = (self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens)
         return [token_id for token_id in ids if token_id is not None]
 
-    # -- vocabulary ----------------------------------------------------------------------------------
+    # -- vocabulary
+    # ----------------------------------------------------------------------------------
 
     @property
     def vocab_size(self) -> int:
@@ -152,7 +177,8 @@ class FastTokenizer:
     def max_token_id(self) -> int:
         return max(self.get_vocab().values(), default=-1)
 
-    # -- text to ids ---------------------------------------------------------------------------------
+    # -- text to ids
+    # ---------------------------------------------------------------------------------
 
     def encode(
         self,
@@ -161,22 +187,34 @@ class FastTokenizer:
         truncation: bool | None = None,
         max_length: int | None = None,
     ) -> list[int]:
-        """Token ids of a text. `max_length` cuts the end off only where `truncation` is not False."""
+        """Token ids of a text. `max_length` cuts the end off only where `truncation` is not
+        False."""
         ids = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         if max_length is None or truncation is False or len(ids) <= max_length:
             return ids
         return self._encode_truncated(text, add_special_tokens, max_length)
 
     def _encode_truncated(self, text: str, add_special_tokens: bool, max_length: int) -> list[int]:
-        """Cut the text's own tokens, so that special tokens at the end stay (as Transformers does)."""
-        num_special = self.backend_tokenizer.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        """Cut the text's own tokens, so that special tokens at the end stay (as Transformers
+        does)."""
+        num_special = (
+            self.backend_tokenizer.num_special_tokens_to_add(is_pair=False)
+            if add_special_tokens
+            else 0
+        )
         encoding = self.backend_tokenizer.encode(text, add_special_tokens=False)
         encoding.truncate(max(max_length - num_special, 0))
-        return self.backend_tokenizer.post_process(encoding, add_special_tokens=add_special_tokens).ids
+        return self.backend_tokenizer.post_process(
+            encoding, add_special_tokens=add_special_tokens
+        ).ids
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
         """Token ids of many texts, worked out side by side."""
-        encodings = self.backend_tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        encodings = self.backend_tokenizer.encode_batch(
+            list(texts), add_special_tokens=add_special_tokens
+        )
         return [encoding.ids for encoding in encodings]
 
     def __call__(
@@ -186,7 +224,8 @@ class FastTokenizer:
         truncation: bool = False,
         max_length: int | None = None,
     ) -> dict[str, Any]:
-        """`input_ids` and `attention_mask` of one text (lists of int) or of several (lists of lists)."""
+        """`input_ids` and `attention_mask` of one text (lists of int) or of several (lists of
+        lists)."""
         texts = [text] if isinstance(text, str) else list(text)
         limit = max_length if truncation else None
         ids = [self.encode(item, add_special_tokens, max_length=limit) for item in texts]
@@ -195,13 +234,16 @@ class FastTokenizer:
             return {"input_ids": ids[0], "attention_mask": masks[0]}
         return {"input_ids": ids, "attention_mask": masks}
 
-    # -- ids to text ---------------------------------------------------------------------------------
+    # -- ids to text
+    # ---------------------------------------------------------------------------------
 
     def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def batch_decode(self, sequences: Iterable[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+    def batch_decode(
+        self, sequences: Iterable[Sequence[int]], skip_special_tokens: bool = False
+    ) -> list[str]:
         return [self.decode(sequence, skip_special_tokens) for sequence in sequences]
 
     @overload
@@ -211,7 +253,8 @@ class FastTokenizer:
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int | None]: ...
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | None | list[int | None]:
-        """Ids of tokens; the unknown token's (None where there is none) for those not in the vocabulary."""
+        """Ids of tokens; the unknown token's (None where there is none) for those not in the
+        vocabulary."""
         if isinstance(tokens, str):
             token_id = self.backend_tokenizer.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
@@ -223,18 +266,24 @@ class FastTokenizer:
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
         special = set(self.all_special_ids) if skip_special_tokens else ()
-        return [self.backend_tokenizer.id_to_token(int(token_id)) for token_id in ids if token_id not in special]
+        return [
+            self.backend_tokenizer.id_to_token(int(token_id))
+            for token_id in ids
+            if token_id not in special
+        ]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         decoder = self.backend_tokenizer.decoder
         return decoder.decode(tokens) if decoder is not None else " ".join(tokens)
 
-    # -- chat ----------------------------------------------------------------------------------------
+    # -- chat
+    # ----------------------------------------------------------------------------------------
 
     def get_chat_template(
         self, chat_template: str | None = None, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """The template to render with: `chat_template` (text, or the name of one of several), or the model's.
+        """The template to render with: `chat_template` (text, or the name of one of several), or
+        the model's.
 
         Raises ValueError where there is none.
         """
@@ -249,7 +298,9 @@ class FastTokenizer:
         for name in ("tool_use", "default") if tools else ("default",):
             if name in own:
                 return own[name]
-        raise ValueError(f"the model has several chat templates and none is 'default'; name one of {sorted(own)}")
+        raise ValueError(
+            f"the model has several chat templates and none is 'default'; name one of {sorted(own)}"
+        )
 
     def apply_chat_template(
         self,
@@ -262,7 +313,8 @@ class FastTokenizer:
         tokenize: bool = True,
         **template_kwargs: Any,
     ) -> str | list[int]:
-        """The prompt of a conversation, as text (`tokenize=False`) or ids without further special tokens.
+        """The prompt of a conversation, as text (`tokenize=False`) or ids without further special
+        tokens.
 
         Raises ValueError when there is no template or it fails on these messages.
         """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tokenizer from GGUF metadata.
 
-Byte-level BPE whose split rule is known here is built in memory in 0.1 s, less than reading it from a file.
-Any other kind is converted by Transformers (seconds, and it imports torch), once: the result is kept as
-`tokenizer.json` under `VLLM_CACHE_ROOT`, keyed by the file's identity.
+Byte-level BPE whose split rule is known here is built in memory in 0.1 s, less than reading it from
+a file. Any other kind is converted by Transformers (seconds, and it imports torch), once: the
+result is kept as `tokenizer.json` under `VLLM_CACHE_ROOT`, keyed by the file's identity.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ logger = init_logger(__name__)
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 _CACHE_FORMAT = 1  # raise it when the conversion changes
 
-# tokenizer.ggml.pre -> whether each digit is cut off before GPT-2's rule splits the rest. (Transformers
-# knows neither name and applies GPT-2's rule alone, which splits "\n\n1" as "\n", "\n", "1" where
-# SmolLM2 was trained on "\n\n", "1".)
+# tokenizer.ggml.pre -> whether each digit is cut off before GPT-2's rule splits the rest.
+# (Transformers knows neither name and applies GPT-2's rule alone, which splits "\n\n1" as "\n",
+# "\n", "1" where SmolLM2 was trained on "\n\n", "1".)
 _SPLITS_DIGITS = {"gpt-2": False, "smollm": True}
-# Files of these kinds are SentencePiece-like; llama.cpp begins a text with BOS unless told otherwise.
+# Files of these kinds are SentencePiece-like; llama.cpp begins a text with BOS unless told
+# otherwise.
 _BOS_BY_DEFAULT = ("llama",)
 _NAMED_TOKENS = {
     "bos_token": "bos_token_id",
@@ -45,8 +46,14 @@ def tokenizer_from_gguf(file: GGUFFile) -> FastTokenizer:
     Raises GGUFError where there is none in the file or its kind is not supported.
     """
     if file.array_length("tokenizer.ggml.tokens") is None:
-        raise GGUFError(f"{file.path}: the file holds no vocabulary; pass --tokenizer with a tokenizer directory")
-    if file.get("tokenizer.ggml.model") == "gpt2" and file.get("tokenizer.ggml.pre") in _SPLITS_DIGITS:
+        raise GGUFError(
+            f"{file.path}: the file holds no vocabulary; pass --tokenizer with a tokenizer "
+            "directory"
+        )
+    if (
+        file.get("tokenizer.ggml.model") == "gpt2"
+        and file.get("tokenizer.ggml.pre") in _SPLITS_DIGITS
+    ):
         backend = _byte_level_bpe(file)
     else:
         backend = _converted_by_transformers(file)
@@ -61,9 +68,14 @@ def _settings(file: GGUFFile) -> TokenizerSettings:
         if token_id is None:
             continue
         if not 0 <= token_id < len(tokens):
-            raise GGUFError(f"{file.path}: tokenizer.ggml.{key} is {token_id}, outside the vocabulary of {len(tokens)}")
+            raise GGUFError(
+                f"{file.path}: tokenizer.ggml.{key} is {token_id}, outside the vocabulary of "
+                f"{len(tokens)}"
+            )
         special[name] = tokens[token_id]
-    add_bos = file.get("tokenizer.ggml.add_bos_token", file.get("tokenizer.ggml.model") in _BOS_BY_DEFAULT)
+    add_bos = file.get(
+        "tokenizer.ggml.add_bos_token", file.get("tokenizer.ggml.model") in _BOS_BY_DEFAULT
+    )
     return TokenizerSettings(
         special_tokens=special,
         chat_template=file.get("tokenizer.chat_template"),
@@ -93,16 +105,20 @@ def _byte_level_bpe(file: GGUFFile) -> Tokenizer:
 def _add_marked_tokens(tokenizer: Tokenizer, tokens: list[str], token_types: list[int]) -> None:
     """Control and user-defined tokens are matched whole in a text; only the first kind is special.
 
-    A control token spelled outside the byte alphabet is a mislabel of llama.cpp's converter, skipped as
-    Transformers does: it would be no entry of a byte-level vocabulary.
+    A control token spelled outside the byte alphabet is a mislabel of llama.cpp's converter,
+    skipped as Transformers does: it would be no entry of a byte-level vocabulary.
     """
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     marked = {_CONTROL: [], _USER_DEFINED: []}
     for token, kind in zip(tokens, token_types):
         if kind == _USER_DEFINED or (kind == _CONTROL and set(token) <= alphabet):
             marked[kind].append(token)
-    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in marked[_CONTROL]])
-    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in marked[_USER_DEFINED]])
+    tokenizer.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t in marked[_CONTROL]]
+    )
+    tokenizer.add_tokens(
+        [AddedToken(t, normalized=False, special=False) for t in marked[_USER_DEFINED]]
+    )
 
 
 def _converted_by_transformers(file: GGUFFile) -> Tokenizer:
@@ -116,7 +132,9 @@ def _converted_by_transformers(file: GGUFFile) -> Tokenizer:
     try:
         _save_atomically(tokenizer, cached)
     except OSError as error:
-        logger.warning("the converted tokenizer is not kept, so every start converts it again: %s", error)
+        logger.warning(
+            "the converted tokenizer is not kept, so every start converts it again: %s", error
+        )
     return tokenizer
 
 
@@ -140,7 +158,13 @@ def _cache_path(path: Path) -> Path:
     import tokenizers
 
     stat = path.stat()
-    identity = (_CACHE_FORMAT, tokenizers.__version__, str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    identity = (
+        _CACHE_FORMAT,
+        tokenizers.__version__,
+        str(path.resolve()),
+        stat.st_size,
+        stat.st_mtime_ns,
+    )
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
     return Path(envs.VLLM_CACHE_ROOT) / "tokenizers" / digest / "tokenizer.json"
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rest of the code expects of a tokenizer: Hugging Face's names, this project's or Transformers' class."""
+"""What the rest of the code expects of a tokenizer: Hugging Face's names, this project's or
+Transformers' class."""
 
 from __future__ import annotations
 
@@ -69,5 +70,8 @@ class TokenizerLike(Protocol):
     ) -> str: ...
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
     ) -> str | list[int]: ...

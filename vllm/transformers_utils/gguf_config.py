@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face config dict from GGUF metadata, without torch or transformers.
 
-The fields are those that Transformers' own GGUF path sets (it is the oracle in the tests), plus what it
-leaves out and would then compute wrongly: biases, rope scaling, several end tokens.
+The fields are those that Transformers' own GGUF path sets (it is the oracle in the tests), plus
+what it leaves out and would then compute wrongly: biases, rope scaling, several end tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ class GGUFArchitecture:
 
 
 GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture("llama", "LlamaForCausalLM", "rope.dimension_count", permutes_qk=True),
-    "mistral": GGUFArchitecture("mistral", "MistralForCausalLM", "rope.dimension_count", permutes_qk=True),
+    "llama": GGUFArchitecture(
+        "llama", "LlamaForCausalLM", "rope.dimension_count", permutes_qk=True
+    ),
+    "mistral": GGUFArchitecture(
+        "mistral", "MistralForCausalLM", "rope.dimension_count", permutes_qk=True
+    ),
     "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", "attention.key_length"),
 }
@@ -57,23 +61,31 @@ def gguf_architecture(file: GGUFFile) -> GGUFArchitecture:
     """The entry for this file's architecture. Raises GGUFError naming what is supported."""
     name = file.architecture
     if name == "llama" and (file.get("llama.expert_count") or 0) > 0:
-        raise GGUFError(f"{file.path}: a mixture-of-experts llama; supported GGUF architectures are dense ones")
+        raise GGUFError(
+            f"{file.path}: a mixture-of-experts llama; supported GGUF architectures are dense ones"
+        )
     entry = GGUF_ARCHITECTURES.get(name)
     if entry is None:
         supported = ", ".join(sorted(GGUF_ARCHITECTURES))
-        raise GGUFError(f"{file.path}: GGUF architecture {name!r} is not supported; supported: {supported}")
+        raise GGUFError(
+            f"{file.path}: GGUF architecture {name!r} is not supported; supported: {supported}"
+        )
     if name == "llama" and "mistral" in str(file.get("general.name", "")).lower():
         return GGUF_ARCHITECTURES["mistral"]
     return entry
 
 
 def config_dict_from_gguf(file: GGUFFile) -> dict[str, Any]:
-    """`config.json` as a dict, from the metadata of `file`. Raises GGUFError where a field is missing."""
+    """`config.json` as a dict, from the metadata of `file`. Raises GGUFError where a field is
+    missing."""
     entry, prefix = gguf_architecture(file), file.architecture
     for key in _REQUIRED:
         if f"{prefix}.{key}" not in file:
             raise GGUFError(f"{file.path}: metadata {prefix}.{key} is missing")
-    config: dict[str, Any] = {"model_type": entry.model_type, "architectures": [entry.hf_architecture]}
+    config: dict[str, Any] = {
+        "model_type": entry.model_type,
+        "architectures": [entry.hf_architecture],
+    }
     for key, field in _FIELDS.items():
         if f"{prefix}.{key}" in file:
             config[field] = file.get(f"{prefix}.{key}")
@@ -85,7 +97,9 @@ def config_dict_from_gguf(file: GGUFFile) -> dict[str, Any]:
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["rope_parameters"] = _rope_parameters(file, prefix)
     if entry.model_type == "llama":
-        config["attention_bias"] = "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors
+        config["attention_bias"] = (
+            "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors
+        )
         config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
     for key, field in _TOKEN_IDS.items():
         if f"tokenizer.ggml.{key}" in file:
@@ -114,7 +128,11 @@ def _rope_parameters(file: GGUFFile, prefix: str) -> dict[str, Any]:
         return {"rope_theta": theta, **_llama3_parameters(file, prefix, theta)}
     if kind == "none":
         return {"rope_type": "default", "rope_theta": theta}
-    parameters = {"rope_type": kind, "rope_theta": theta, "factor": file.get(f"{prefix}.rope.scaling.factor")}
+    parameters = {
+        "rope_type": kind,
+        "rope_theta": theta,
+        "factor": file.get(f"{prefix}.rope.scaling.factor"),
+    }
     original = file.get(f"{prefix}.rope.scaling.original_context_length")
     if original is not None:
         parameters["original_max_position_embeddings"] = original
@@ -124,8 +142,9 @@ def _rope_parameters(file: GGUFFile, prefix: str) -> dict[str, Any]:
 def _llama3_parameters(file: GGUFFile, prefix: str, theta: float) -> dict[str, Any]:
     """The llama3 rope parameters behind a file's frequency factors.
 
-    llama.cpp stores the factors alone. Every published Llama 3.x uses the same two wavelength bounds and
-    original length, so they are assumed and checked: factors that they do not explain are refused.
+    llama.cpp stores the factors alone. Every published Llama 3.x uses the same two wavelength
+    bounds and original length, so they are assumed and checked: factors that they do not explain
+    are refused.
     """
     factors = _rope_factors(file)
     parameters = {
@@ -136,15 +155,20 @@ def _llama3_parameters(file: GGUFFile, prefix: str, theta: float) -> dict[str, A
         "original_max_position_embeddings": 8192,
     }
     for index, stored in enumerate(factors):
-        if not math.isclose(_llama3_factor(index, len(factors), theta, parameters), stored, rel_tol=1e-4):
+        if not math.isclose(
+            _llama3_factor(index, len(factors), theta, parameters), stored, rel_tol=1e-4
+        ):
             raise GGUFError(
-                f"{file.path}: tensor {ROPE_FACTORS_TENSOR} holds rope factors that are not Llama 3's; "
+                f"{file.path}: tensor {ROPE_FACTORS_TENSOR} holds rope factors that are not "
+                "Llama 3's; "
                 "convert the model to a directory with config.json and safetensors instead"
             )
     return parameters
 
 
-def _llama3_factor(index: int, num_frequencies: int, theta: float, parameters: dict[str, Any]) -> float:
+def _llama3_factor(
+    index: int, num_frequencies: int, theta: float, parameters: dict[str, Any]
+) -> float:
     """By how much llama3 scaling divides the frequency `index` (Llama 3.1's published rule)."""
     wavelength = 2 * math.pi * theta ** (index / num_frequencies)
     original = parameters["original_max_position_embeddings"]

@@ -2,9 +2,9 @@
 """A GGUF file's header: metadata and tensor table, read from a memory map.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
-`gguf.GGUFReader` makes several numpy objects for each string of a vocabulary, which takes 2 s for 50,000
-tokens; here arrays are spans that are decoded when asked for, and the header takes milliseconds.
-Imports neither torch nor numpy nor gguf.
+`gguf.GGUFReader` makes several numpy objects for each string of a vocabulary, which takes 2 s for
+50,000 tokens; here arrays are spans that are decoded when asked for, and the header takes
+milliseconds. Imports neither torch nor numpy nor gguf.
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 # Value type id -> struct code of a scalar (the format's own list).
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 8
 
@@ -47,7 +59,8 @@ class GGUFTensorInfo:
 
 @dataclass(frozen=True)
 class _ArraySpan:
-    """An array left where it lies: element type, length, and the byte at which its elements start."""
+    """An array left where it lies: element type, length, and the byte at which its elements
+    start."""
 
     element_type: int
     length: int
@@ -66,7 +79,8 @@ def is_gguf_file(path: str | Path) -> bool:
 class GGUFFile:
     """Header of a GGUF file; tensors stay on disk until `tensor_bytes` maps them.
 
-    Raises GGUFError when the file is not GGUF, is of a version or byte order not supported, or ends early.
+    Raises GGUFError when the file is not GGUF, is of a version or byte order not supported, or ends
+    early.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -79,7 +93,9 @@ class GGUFFile:
         except (struct.error, IndexError):
             raise self._error("the header ends early; the file is cut short or damaged") from None
         except UnicodeDecodeError:
-            raise self._error("the header holds a string that is not UTF-8; the file is damaged") from None
+            raise self._error(
+                "the header holds a string that is not UTF-8; the file is damaged"
+            ) from None
 
     def __contains__(self, key: str) -> bool:
         return key in self._values or key in self._spans
@@ -109,7 +125,10 @@ class GGUFFile:
         """The bytes of a tensor as a read-only view into the memory map."""
         end = info.offset_bytes + num_bytes
         if end > len(self._data):
-            raise self._error(f"tensor {info.name} ends at byte {end}, behind the end of the file: it is cut short")
+            raise self._error(
+                f"tensor {info.name} ends at byte {end}, behind the end of the file: it is cut "
+                "short"
+            )
         return memoryview(self._data)[info.offset_bytes : end]
 
     def _error(self, reason: str) -> GGUFError:
@@ -131,7 +150,9 @@ class GGUFFile:
         if version not in _VERSIONS:
             if version & 0xFFFF == 0:
                 raise self._error("a big-endian GGUF file; only little-endian ones are supported")
-            raise self._error(f"GGUF version {version}; supported: {', '.join(map(str, _VERSIONS))}")
+            raise self._error(
+                f"GGUF version {version}; supported: {', '.join(map(str, _VERSIONS))}"
+            )
         position = 24
         for _ in range(num_values):
             key, position = self._string(position)
@@ -163,7 +184,9 @@ class GGUFFile:
             for _ in range(span.length):
                 end += 8 + read_length(self._data, end)[0]
         else:
-            raise self._error(f"metadata {key} is an array of type {span.element_type}, which is not supported")
+            raise self._error(
+                f"metadata {key} is an array of type {span.element_type}, which is not supported"
+            )
         if end > len(self._data):
             raise IndexError(end)
         return end
@@ -201,7 +224,9 @@ class GGUFFile:
             entries.append((name, tuple(reversed(dims)), ggml_type, offset))
         alignment = self.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0:
-            raise self._error(f"general.alignment is {alignment!r}; it must be a positive number of bytes")
+            raise self._error(
+                f"general.alignment is {alignment!r}; it must be a positive number of bytes"
+            )
         data_start = -(-position // alignment) * alignment
         self.tensors: dict[str, GGUFTensorInfo] = {}
         for name, shape, ggml_type, offset in entries:

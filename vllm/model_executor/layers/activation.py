@@ -10,15 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers import cpu_ops
 
 
 @CustomOp.register("silu_and_mul")
 class SiluAndMul(CustomOp):
-    """x (..., 2d) -> silu(x[..., :d]) * x[..., d:] (..., d). Paper: https://arxiv.org/abs/2002.05202."""
+    """x (..., 2d) -> silu(x[..., :d]) * x[..., d:] (..., d). Paper:
+    https://arxiv.org/abs/2002.05202."""
 
     def forward_native(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        return cpu_ops.silu_and_mul(x)
 
 
 @CustomOp.register("gelu_and_mul")
@@ -34,6 +39,11 @@ class GeluAndMul(CustomOp):
     def forward_native(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = x.chunk(2, dim=-1)
         return F.gelu(gate, approximate=self.approximate) * up
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        if self.approximate == "tanh":
+            return cpu_ops.gelu_tanh_and_mul(x)
+        return cpu_ops.gelu_and_mul(x)
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate}"

@@ -7,14 +7,16 @@ import torch
 from torch import nn
 
 from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers import cpu_ops
 
 
 @CustomOp.register("rms_norm")
 class RMSNorm(CustomOp):
     """x / rms(x) * weight over the last dimension, worked out in float32.
 
-    Paper: https://arxiv.org/abs/1910.07467. With a residual the two are added first, and both the norm
-    of the sum and the sum are returned: (normed, residual). Both arguments may be overwritten then.
+    Paper: https://arxiv.org/abs/1910.07467. With a residual the two are added first, and both the
+    norm of the sum and the sum are returned: (normed, residual). Both arguments may be overwritten
+    then.
     """
 
     def __init__(
@@ -27,7 +29,9 @@ class RMSNorm(CustomOp):
     ) -> None:
         super().__init__()
         if var_hidden_size not in (None, hidden_size):
-            raise ValueError(f"var_hidden_size {var_hidden_size} is not supported; supported: hidden_size")
+            raise ValueError(
+                f"var_hidden_size {var_hidden_size} is not supported; supported: hidden_size"
+            )
         self.hidden_size = hidden_size
         self.variance_epsilon = eps
         self.has_weight = has_weight
@@ -47,6 +51,14 @@ class RMSNorm(CustomOp):
         normed = wide.to(x.dtype)
         normed = normed * self.weight if self.has_weight else normed
         return normed if residual is None else (normed, residual)
+
+    def forward_cpu(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            return cpu_ops.rms_norm(x, self.weight, self.variance_epsilon)
+        normed = cpu_ops.fused_add_rms_norm(x, residual, self.weight, self.variance_epsilon)
+        return normed, residual
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}, eps={self.variance_epsilon}"

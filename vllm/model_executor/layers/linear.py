@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers whose weights may be shared among devices, and how checkpoints are read into them.
 
-Weights are (output_size, input_size), as in torch. A column-parallel layer holds a range of outputs, a
-row-parallel one a range of inputs. Fused layers keep several projections in one weight, their shards one
-below the other; `pending_shards` on each parameter says which have not been loaded.
+Weights are (output_size, input_size), as in torch. A column-parallel layer holds a range of
+outputs, a row-parallel one a range of inputs. Fused layers keep several projections in one weight,
+their shards one below the other; `pending_shards` on each parameter says which have not been
+loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from vllm.distributed import (
     tensor_model_parallel_all_reduce,
 )
 from vllm.model_executor.custom_op import CustomOp, PluggableLayer
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
 from vllm.model_executor.utils import set_weight_attrs
 
 
@@ -37,6 +42,11 @@ class UnquantizedGemm(CustomOp):
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         return F.linear(x, weight, bias)
+
+    def forward_cpu(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return cpu_ops.linear(x, weight, bias)
 
 
 class LinearMethodBase(QuantizeMethodBase):
@@ -53,10 +63,13 @@ class LinearMethodBase(QuantizeMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the layer's parameters for this partition; the sizes without `partition` are whole."""
+        """Register the layer's parameters for this partition; the sizes without `partition` are
+        whole."""
 
     @abstractmethod
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """x (..., input_size_per_partition) -> (..., sum(output_partition_sizes))."""
 
 
@@ -83,15 +96,17 @@ class UnquantizedLinearMethod(LinearMethodBase):
         set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
         layer.register_parameter("weight", weight)
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(
+        self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self._gemm(x, layer.weight, bias)
 
 
 class LinearBase(PluggableLayer):
     """What linear layers share: sizes, the rank they are cut by, the method that keeps the weights.
 
-    `forward` returns (output, bias): the bias is None unless `skip_bias_add` leaves adding it to the
-    caller. With `return_bias=False` it returns the output alone.
+    `forward` returns (output, bias): the bias is None unless `skip_bias_add` leaves adding it to
+    the caller. With `return_bias=False` it returns the output alone.
     """
 
     def __init__(
@@ -119,12 +134,16 @@ class LinearBase(PluggableLayer):
         self.prefix = prefix
         self.return_bias = return_bias
         self.disable_tp = disable_tp
-        self.tp_rank = 0 if disable_tp else get_tensor_model_parallel_rank() if tp_rank is None else tp_rank
+        self.tp_rank = (
+            0 if disable_tp else get_tensor_model_parallel_rank() if tp_rank is None else tp_rank
+        )
         self.tp_size = 1 if disable_tp else tp_size or get_tensor_model_parallel_world_size()
         method = quant_config.get_quant_method(self, prefix) if quant_config is not None else None
         self.quant_method: QuantizeMethodBase = method or UnquantizedLinearMethod()
 
-    def _create_weights(self, input_size_per_partition: int, output_partition_sizes: list[int], **attrs: Any) -> None:
+    def _create_weights(
+        self, input_size_per_partition: int, output_partition_sizes: list[int], **attrs: Any
+    ) -> None:
         self.input_size_per_partition = input_size_per_partition
         self.output_partition_sizes = output_partition_sizes
         self.output_size_per_partition = sum(output_partition_sizes)
@@ -142,10 +161,13 @@ class LinearBase(PluggableLayer):
             self.register_parameter("bias", None)
             return
         self.bias = Parameter(
-            torch.empty(self.output_size_per_partition, dtype=self.params_dtype), requires_grad=False
+            torch.empty(self.output_size_per_partition, dtype=self.params_dtype),
+            requires_grad=False,
         )
         # Each parameter keeps its own set of shards still to come.
-        pending = {"pending_shards": set(attrs["pending_shards"])} if "pending_shards" in attrs else {}
+        pending = (
+            {"pending_shards": set(attrs["pending_shards"])} if "pending_shards" in attrs else {}
+        )
         set_weight_attrs(self.bias, {"output_dim": 0, **attrs, **pending})
 
     def weight_loader(self, param: Parameter, loaded_weight: torch.Tensor) -> None:
@@ -164,9 +186,13 @@ class LinearBase(PluggableLayer):
 
 
 def copy_shard(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy a checkpoint's tensor into its place, converting dtype. Raises ValueError on another shape."""
+    """Copy a checkpoint's tensor into its place, converting dtype. Raises ValueError on another
+    shape."""
     if target.shape != source.shape:
-        raise ValueError(f"its shape in the checkpoint is {tuple(source.shape)}, the model's is {tuple(target.shape)}")
+        raise ValueError(
+            f"its shape in the checkpoint is {tuple(source.shape)}, the model's is "
+            f"{tuple(target.shape)}"
+        )
     target.copy_(source)
 
 
@@ -204,7 +230,9 @@ class ReplicatedLinear(LinearBase):
         copy_shard(param.data, loaded_weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, Parameter | None]:
-        return self._result(self.quant_method.apply(self, x, None if self.skip_bias_add else self.bias))
+        return self._result(
+            self.quant_method.apply(self, x, None if self.skip_bias_add else self.bias)
+        )
 
 
 @PluggableLayer.register("column_parallel_linear")
@@ -343,8 +371,8 @@ class MergedColumnParallelLinear(_FusedColumnParallelLinear):
 class QKVParallelLinear(_FusedColumnParallelLinear):
     """Query, key and value projections in one weight; shard ids are "q", "k" and "v".
 
-    Devices share the heads. Where there are fewer key/value heads than devices, several devices hold
-    the same one.
+    Devices share the heads. Where there are fewer key/value heads than devices, several devices
+    hold the same one.
     """
 
     def __init__(
@@ -396,7 +424,9 @@ class QKVParallelLinear(_FusedColumnParallelLinear):
         )
 
     def _create_column_weights(self) -> None:
-        self._create_weights(self.input_size, list(self._sizes.values()), pending_shards=set(self._sizes))
+        self._create_weights(
+            self.input_size, list(self._sizes.values()), pending_shards=set(self._sizes)
+        )
 
     def _shard_range(self, shard_id: str) -> tuple[int, int]:
         offsets = {"q": 0, "k": self._sizes["q"], "v": self._sizes["q"] + self._sizes["k"]}
@@ -423,7 +453,8 @@ class QKVParallelLinear(_FusedColumnParallelLinear):
 
 @PluggableLayer.register("row_parallel_linear")
 class RowParallelLinear(LinearBase):
-    """A linear layer of which each device holds a range of inputs; outputs are summed over devices."""
+    """A linear layer of which each device holds a range of inputs; outputs are summed over
+    devices."""
 
     def __init__(
         self,
@@ -452,7 +483,9 @@ class RowParallelLinear(LinearBase):
             disable_tp=disable_tp,
         )
         if bias and not reduce_results and not skip_bias_add and self.tp_size > 1:
-            raise ValueError("a bias added on every device is counted several times when results are not reduced")
+            raise ValueError(
+                "a bias added on every device is counted several times when results are not reduced"
+            )
         self.input_is_parallel = input_is_parallel
         self.reduce_results = reduce_results
         self._create_weights(divide(input_size, self.tp_size), [output_size])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token embeddings and the output projection, whose vocabulary may be shared among devices.
 
-The vocabulary is padded to a multiple of `padding_size` and cut into equal ranges; padding rows are zero
-and their logits are cut off by LogitsProcessor.
+The vocabulary is padded to a multiple of `padding_size` and cut into equal ranges; padding rows are
+zero and their logits are cut off by LogitsProcessor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def vocab_range_from_global_vocab_size(
     global_vocab_size: int, rank: int, world_size: int, offset: int = 0
 ) -> Sequence[int]:
     """The same, from the size of the whole vocabulary."""
-    return vocab_range_from_per_partition_vocab_size(divide(global_vocab_size, world_size), rank, offset)
+    return vocab_range_from_per_partition_vocab_size(
+        divide(global_vocab_size, world_size), rank, offset
+    )
 
 
 @PluggableLayer.register("vocab_parallel_embedding")
@@ -74,7 +76,9 @@ class VocabParallelEmbedding(PluggableLayer):
     ) -> None:
         super().__init__()
         if org_num_embeddings not in (None, num_embeddings):
-            raise ValueError("embeddings added to the model's own are not supported: org_num_embeddings differs")
+            raise ValueError(
+                "embeddings added to the model's own are not supported: org_num_embeddings differs"
+            )
         self.tp_rank = 0 if disable_tp else get_tensor_model_parallel_rank()
         self.tp_size = 1 if disable_tp else get_tensor_model_parallel_world_size()
         self.num_embeddings = num_embeddings
@@ -101,7 +105,8 @@ class VocabParallelEmbedding(PluggableLayer):
         """Read this device's rows of the whole, unpadded table; the padding becomes zero."""
         if loaded_weight.shape[0] != self.org_vocab_size:
             raise ValueError(
-                f"the checkpoint has {loaded_weight.shape[0]} rows, the model's vocabulary {self.org_vocab_size}"
+                f"the checkpoint has {loaded_weight.shape[0]} rows, the model's vocabulary "
+                f"{self.org_vocab_size}"
             )
         rows = loaded_weight[self.vocab_start_index : self.vocab_end_index]
         param.data[: rows.shape[0]].copy_(rows)
@@ -117,7 +122,10 @@ class VocabParallelEmbedding(PluggableLayer):
         return tensor_model_parallel_all_reduce(output)
 
     def extra_repr(self) -> str:
-        return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, tp_size={self.tp_size}"
+        return (
+            f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}, "
+            f"tp_size={self.tp_size}"
+        )
 
 
 @PluggableLayer.register("parallel_lm_head")
@@ -160,4 +168,6 @@ class ParallelLMHead(VocabParallelEmbedding):
         return self
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("ParallelLMHead is not called itself: LogitsProcessor multiplies with its weights")
+        raise RuntimeError(
+            "ParallelLMHead is not called itself: LogitsProcessor multiplies with its weights"
+        )

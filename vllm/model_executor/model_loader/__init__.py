@@ -38,7 +38,9 @@ _LOADERS: dict[str, type[BaseModelLoader]] = {
 }
 
 
-def register_model_loader(load_format: str) -> Callable[[type[BaseModelLoader]], type[BaseModelLoader]]:
+def register_model_loader(
+    load_format: str,
+) -> Callable[[type[BaseModelLoader]], type[BaseModelLoader]]:
     """Class decorator: serve `--load-format` of this name with an out-of-tree loader."""
 
     def note(cls: type[BaseModelLoader]) -> type[BaseModelLoader]:
@@ -55,7 +57,8 @@ def get_model_loader(load_config: LoadConfig) -> BaseModelLoader:
     loader = _LOADERS.get(load_config.load_format)
     if loader is None:
         raise ValueError(
-            f"load_format {load_config.load_format!r} is not supported; supported: {', '.join(_LOADERS)}"
+            f"load_format {load_config.load_format!r} is not supported; supported: "
+            f"{', '.join(_LOADERS)}"
         )
     return loader(load_config)
 
@@ -63,7 +66,8 @@ def get_model_loader(load_config: LoadConfig) -> BaseModelLoader:
 def get_model(
     *, vllm_config: VllmConfig, model_config: ModelConfig | None = None, prefix: str = ""
 ) -> nn.Module:
-    """The model that the config names, loaded. Raises ValueError saying what is missing or wrong."""
+    """The model that the config names, loaded. Raises ValueError saying what is missing or
+    wrong."""
     model_config = model_config or vllm_config.model_config
     load_config = vllm_config.load_config
     if load_config.load_format == "auto" and is_gguf_file(model_config.model):

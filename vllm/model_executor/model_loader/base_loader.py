@@ -37,7 +37,9 @@ class BaseModelLoader(ABC):
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Fill a model. Raises ValueError naming weights that are missing or not expected."""
 
-    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+    def load_model(
+        self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
+    ) -> nn.Module:
         """The loaded model, ready for inference."""
         from vllm.platforms import current_platform
 
@@ -72,9 +74,11 @@ def process_weights_after_loading(model: nn.Module, act_dtype: torch.dtype) -> N
 
 
 def check_all_loaded(model: nn.Module, loaded: set[str] | None, source: str) -> None:
-    """Raise ValueError naming parameters, and shards of fused ones, that the checkpoint did not give.
+    """Raise ValueError naming parameters, and shards of fused ones, that the checkpoint did not
+    give.
 
-    `loaded` is what `load_weights` returned; a model that returns None is trusted with its parameters.
+    `loaded` is what `load_weights` returned; a model that returns None is trusted with its
+    parameters.
     """
     missing = []
     for name, parameter in model.named_parameters():
@@ -85,5 +89,6 @@ def check_all_loaded(model: nn.Module, loaded: set[str] | None, source: str) -> 
             missing.append(f"{name} (shard {', '.join(map(str, sorted(pending)))})")
     if missing:
         raise ValueError(
-            f"{source} lacks {len(missing)} weights of {type(model).__name__}: {describe_names(missing)}"
+            f"{source} lacks {len(missing)} weights of {type(model).__name__}: "
+            f"{describe_names(missing)}"
         )

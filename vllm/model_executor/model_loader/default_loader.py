@@ -31,12 +31,16 @@ class DefaultModelLoader(BaseModelLoader):
         super().__init__(load_config)
         if load_config.model_loader_extra_config:
             given = ", ".join(load_config.model_loader_extra_config)
-            raise ValueError(f"model_loader_extra_config has no options for load format auto: {given}")
+            raise ValueError(
+                f"model_loader_extra_config has no options for load format auto: {given}"
+            )
 
     def download_model(self, model_config: ModelConfig) -> None:
         self._weight_files(model_config)
 
-    def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of every weight of the checkpoint."""
         files = [str(file) for file in self._weight_files(model_config)]
         return safetensors_weights_iterator(files, self.load_config.use_tqdm_on_load)
@@ -46,7 +50,9 @@ class DefaultModelLoader(BaseModelLoader):
         check_all_loaded(model, loaded, str(model_config.model))
 
     def _weight_files(self, model_config: ModelConfig) -> list[Path]:
-        folder = resolve_model_path(model_config.model, model_config.revision, self.load_config.download_dir)
+        folder = resolve_model_path(
+            model_config.model, model_config.revision, self.load_config.download_dir
+        )
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a model directory; load it with --load-format gguf")
         ignored = self.load_config.ignore_patterns
@@ -58,13 +64,20 @@ class DefaultModelLoader(BaseModelLoader):
         ]
         if not files:
             self._refuse(folder)
-        return [Path(file) for file in filter_duplicate_safetensors_files([str(f) for f in files], str(folder))]
+        return [
+            Path(file)
+            for file in filter_duplicate_safetensors_files([str(f) for f in files], str(folder))
+        ]
 
     def _refuse(self, folder: Path) -> None:
         pickled = [file.name for pattern in _PICKLED for file in sorted(folder.glob(pattern))]
         if pickled:
             raise ValueError(
-                f"{folder} holds pickled weights only ({pickled[0]}), which can run code when loaded: convert them "
+                f"{folder} holds pickled weights only ({pickled[0]}), which can run code when "
+                "loaded: convert them "
                 "with transformers' save_pretrained, which writes safetensors"
             )
-        raise ValueError(f"{folder} holds no *.safetensors files; --load-format dummy runs it with random weights")
+        raise ValueError(
+            f"{folder} holds no *.safetensors files; --load-format dummy runs it with random "
+            "weights"
+        )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GGUF's blocks to plain weights.
 
-The kinds that small CPU models come in (Q4_0, Q4_1, Q8_0) are worked out here, a few thousand blocks at a
-time so that the intermediate float32 values stay in the cache: about six times as fast as `gguf.quants`
-and equal to it bit for bit. Every other kind that `gguf.quants` knows goes through it.
+The kinds that small CPU models come in (Q4_0, Q4_1, Q8_0) are worked out here, a few thousand
+blocks at a time so that the intermediate float32 values stay in the cache: about six times as fast
+as `gguf.quants` and equal to it bit for bit. Every other kind that `gguf.quants` knows goes through
+it.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def raw_rows(file: GGUFFile, info: GGUFTensorInfo) -> np.ndarray:
     block_size, block_bytes = GGML_QUANT_SIZES[kind]
     if not info.shape or info.shape[-1] % block_size:
         raise GGUFError(
-            f"{file.path}: tensor {info.name} has shape {info.shape}, but {kind.name} needs rows of whole "
+            f"{file.path}: tensor {info.name} has shape {info.shape}, but {kind.name} needs "
+            "rows of whole "
             f"blocks of {block_size}"
         )
     row_bytes = info.shape[-1] // block_size * block_bytes
@@ -106,7 +108,9 @@ def raw_rows(file: GGUFFile, info: GGUFTensorInfo) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(num_rows, row_bytes)
 
 
-def dequantize(kind: GGMLQuantizationType, rows: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def dequantize(
+    kind: GGMLQuantizationType, rows: np.ndarray, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     """Weights of `shape` and `dtype` from raw rows (num_rows, row_bytes) of uint8.
 
     The values are worked out in float32 and rounded once.
@@ -119,14 +123,24 @@ def dequantize(kind: GGMLQuantizationType, rows: np.ndarray, shape: tuple[int, .
 
         return torch.from_numpy(gguf_dequantize(rows, kind)).view(shape).to(dtype)
     out = torch.empty(shape, dtype=dtype)
-    _run_blocks(_BLOCK_KERNELS[kind], rows.reshape(-1, GGML_QUANT_SIZES[kind][1]), out.view(-1, _VALUES_PER_BLOCK))
+    _run_blocks(
+        _BLOCK_KERNELS[kind],
+        rows.reshape(-1, GGML_QUANT_SIZES[kind][1]),
+        out.view(-1, _VALUES_PER_BLOCK),
+    )
     return out
 
 
-def _run_blocks(kernel: Callable[[np.ndarray, np.ndarray], None], blocks: np.ndarray, out: torch.Tensor) -> None:
+def _run_blocks(
+    kernel: Callable[[np.ndarray, np.ndarray], None], blocks: np.ndarray, out: torch.Tensor
+) -> None:
     """Fill out (num_blocks, 32), a cache's worth of blocks at a time."""
     direct = out.dtype == torch.float32
-    scratch = None if direct else np.empty((min(_BLOCKS_AT_A_TIME, len(blocks)), _VALUES_PER_BLOCK), np.float32)
+    scratch = (
+        None
+        if direct
+        else np.empty((min(_BLOCKS_AT_A_TIME, len(blocks)), _VALUES_PER_BLOCK), np.float32)
+    )
     for start in range(0, len(blocks), _BLOCKS_AT_A_TIME):
         chunk = blocks[start : start + _BLOCKS_AT_A_TIME]
         target = out[start : start + len(chunk)]

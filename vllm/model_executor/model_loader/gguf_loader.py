@@ -30,7 +30,9 @@ class GGUFModelLoader(BaseModelLoader):
         check_all_loaded(model, model.load_weights(weights), str(file.path))
 
     def _path(self, model_config: ModelConfig) -> Path:
-        path = resolve_model_path(model_config.model, model_config.revision, self.load_config.download_dir)
+        path = resolve_model_path(
+            model_config.model, model_config.revision, self.load_config.download_dir
+        )
         if not path.is_file():
             raise ValueError(f"load format gguf needs a .gguf file, but {path} is a directory")
         return path

@@ -44,7 +44,8 @@ _NOT_WEIGHTS = (ROPE_FACTORS_TENSOR, ".attn_rot_embd.weight")
 
 
 def hf_weight_name(gguf_name: str) -> str | None:
-    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None where the name is not known."""
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None where the name is
+    not known."""
     module, _, kind = gguf_name.rpartition(".")
     if module in _TOP_NAMES:
         return f"{_TOP_NAMES[module]}.{kind}"
@@ -98,8 +99,8 @@ def gguf_weights_iterator(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(Hugging Face name, weight of `dtype`) of every tensor, in the file's order.
 
-    Names that are not known come as they are, so that the model refuses them by name. Raises GGUFError
-    before the first tensor when one is of a type that is not supported.
+    Names that are not known come as they are, so that the model refuses them by name. Raises
+    GGUFError before the first tensor when one is of a type that is not supported.
     """
     heads = _head_counts(file)
     infos = [info for name, info in file.tensors.items() if not name.endswith(_NOT_WEIGHTS)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
@@ -27,13 +28,15 @@ def default_weight_loader(param: torch.Tensor, loaded_weight: torch.Tensor) -> N
         return
     if param.shape != loaded_weight.shape:
         raise ValueError(
-            f"its shape in the checkpoint is {tuple(loaded_weight.shape)}, the model's is {tuple(param.shape)}"
+            f"its shape in the checkpoint is {tuple(loaded_weight.shape)}, the model's is "
+            f"{tuple(param.shape)}"
         )
     param.data.copy_(loaded_weight)
 
 
 def row_parallel_weight_loader(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    """Copy this device's part along the first dimension (a vector) or along the first of several."""
+    """Copy this device's part along the first dimension (a vector) or along the first of
+    several."""
     sharded_weight_loader(0)(param, loaded_weight)
 
 
@@ -48,7 +51,9 @@ def sharded_weight_loader(shard_axis: int) -> LoaderFunction:
     return load
 
 
-def composed_weight_loader(loader: LoaderFunction, fn: Callable[[torch.Tensor], torch.Tensor]) -> LoaderFunction:
+def composed_weight_loader(
+    loader: LoaderFunction, fn: Callable[[torch.Tensor], torch.Tensor]
+) -> LoaderFunction:
     """A loader that loads and then replaces the parameter by `fn` of it."""
 
     def load(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
@@ -72,21 +77,28 @@ def filter_duplicate_safetensors_files(
     try:
         listed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (json.JSONDecodeError, KeyError, AttributeError, TypeError):
-        raise ValueError(f"{index} is not a valid index of weights; it must hold an object 'weight_map'") from None
+        raise ValueError(
+            f"{index} is not a valid index of weights; it must hold an object 'weight_map'"
+        ) from None
     missing = sorted(listed - {Path(file).name for file in hf_weights_files})
     if missing:
-        raise ValueError(f"{hf_folder} lacks weight files that its index lists: {', '.join(missing[:8])}")
+        raise ValueError(
+            f"{hf_folder} lacks weight files that its index lists: {', '.join(missing[:8])}"
+        )
     return [file for file in hf_weights_files if Path(file).name in listed]
 
 
 def safetensors_weights_iterator(
     hf_weights_files: list[str], use_tqdm_on_load: bool
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """(name, tensor) of every weight, file by file; a tensor is mapped, not read, until it is copied.
+    """(name, tensor) of every weight, file by file; a tensor is mapped, not read, until it is
+    copied.
 
     Raises ValueError naming a file that is not valid.
     """
-    for file in tqdm(hf_weights_files, desc="Loading safetensors", unit="file", disable=not use_tqdm_on_load):
+    for file in tqdm(
+        hf_weights_files, desc="Loading safetensors", unit="file", disable=not use_tqdm_on_load
+    ):
         try:
             with safe_open(file, framework="pt") as tensors:
                 names = list(tensors.keys())
@@ -112,16 +124,16 @@ def initialize_dummy_weights(
 
 
 def _seed_of(name: str, seed: int) -> int:
-    import zlib
-
-    return (zlib.crc32(name.encode()) << 31) ^ seed
+    # torch's CPU generator takes 32 bits of a seed.
+    return zlib.crc32(name.encode(), seed & 0xFFFFFFFF)
 
 
 @torch.no_grad()
 def initialize_single_dummy_weight(
     param: torch.Tensor, low: float = -1e-3, high: float = 1e-3, seed: int = 1234
 ) -> None:
-    """Fill one floating-point weight; the values do not depend on its dtype or device but for rounding."""
+    """Fill one floating-point weight; the values do not depend on its dtype or device but for
+    rounding."""
     if not torch.is_floating_point(param):
         return
     generator = torch.Generator(device="cpu").manual_seed(seed)

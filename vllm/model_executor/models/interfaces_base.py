@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine asks of a model. Models need not inherit from these: having the members is enough."""
+"""What the engine asks of a model. Models need not inherit from these: having the members is
+enough."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class VllmModelForTextGeneration(VllmModel, Protocol):
 def is_vllm_model(model: type[nn.Module] | nn.Module) -> bool:
     """Whether a class (or an instance of one) can be made and called as the engine does."""
     cls = model if isinstance(model, type) else type(model)
-    if not callable(getattr(cls, "forward", None)) or not callable(getattr(cls, "embed_input_ids", None)):
+    if not callable(getattr(cls, "forward", None)) or not callable(
+        getattr(cls, "embed_input_ids", None)
+    ):
         return False
     parameters = inspect.signature(cls.__init__).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

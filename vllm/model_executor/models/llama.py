@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama and models of its shape (SmolLM2, TinyLlama, ...).
+"""Llama and models of its shape (SmolLM2, TinyLlama, Mistral, ...).
 
 Papers: https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2307.09288.
 """
@@ -25,7 +25,10 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.rotary_embedding import get_rope
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
@@ -131,6 +134,7 @@ class LlamaAttention(nn.Module):
             num_kv_heads=self.qkv_proj.num_kv_heads,
             cache_config=cache_config,
             quant_config=quant_config,
+            per_layer_sliding_window=getattr(config, "sliding_window", None),
             prefix=f"{prefix}.attn",
         )
 
@@ -143,9 +147,12 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """One layer. The residual runs beside the hidden states, so that adding it fuses with the norm."""
+    """One layer. The residual runs beside the hidden states, so that adding it fuses with the
+    norm."""
 
-    def __init__(self, vllm_config: VllmConfig, prefix: str = "", config: LlamaConfig | None = None) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, prefix: str = "", config: LlamaConfig | None = None
+    ) -> None:
         super().__init__()
         config = config or vllm_config.model_config.hf_text_config
         self.self_attn = LlamaAttention(
@@ -221,9 +228,14 @@ class LlamaModel(nn.Module):
     ) -> torch.Tensor | IntermediateTensors:
         """(num_tokens,) ids or (num_tokens, hidden) embeddings -> (num_tokens, hidden)."""
         if intermediate_tensors is not None:
-            hidden_states, residual = intermediate_tensors["hidden_states"], intermediate_tensors["residual"]
+            hidden_states, residual = (
+                intermediate_tensors["hidden_states"],
+                intermediate_tensors["residual"],
+            )
         else:
-            hidden_states = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+            hidden_states = (
+                self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+            )
             residual = None
         for layer in self.layers[self.start_layer : self.end_layer]:
             hidden_states, residual = layer(positions, hidden_states, residual)
@@ -239,7 +251,10 @@ class LlamaModel(nn.Module):
         for name, tensor in weights:
             target, shard_id = _stacked_name(name)
             if target not in parameters:
-                raise ValueError(f"the checkpoint has a weight {name} for which {type(self).__name__} has no place")
+                raise ValueError(
+                    f"the checkpoint has a weight {name} for which {type(self).__name__} has no "
+                    "place"
+                )
             load_weight(name, parameters[target], tensor, shard_id)
             loaded.add(target)
         return loaded
@@ -284,7 +299,9 @@ class LlamaForCausalLM(nn.Module, SupportsPP, SupportsQuant):
 
     def _make_lm_head(self, vllm_config: VllmConfig, prefix: str) -> ParallelLMHead:
         # Tied, the head is made without memory of its own.
-        with torch.device("meta" if self.config.tie_word_embeddings else torch.get_default_device()):
+        with torch.device(
+            "meta" if self.config.tie_word_embeddings else torch.get_default_device()
+        ):
             lm_head = ParallelLMHead(
                 self.config.vocab_size,
                 self.config.hidden_size,
@@ -306,7 +323,8 @@ class LlamaForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """(num_tokens,) ids or (num_tokens, hidden_size) embeddings -> (num_tokens, hidden_size)."""
+        """(num_tokens,) ids or (num_tokens, hidden_size) embeddings -> (num_tokens,
+        hidden_size)."""
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
@@ -314,6 +332,7 @@ class LlamaForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         return self.logits_processor(self.lm_head, hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load weights by Hugging Face's names; a tied head's own copy in the checkpoint is left out."""
+        """Load weights by Hugging Face's names; a tied head's own copy in the checkpoint is left
+        out."""
         skip = ["lm_head."] if self.config.tie_word_embeddings else []
         return AutoWeightsLoader(self, skip_prefixes=skip).load_weights(weights)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which class serves which architecture. Imports no torch: classes are named and imported when needed."""
+"""Which class serves which architecture. Imports no torch: classes are named and imported when
+needed."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ logger = init_logger(__name__)
 # Architecture (as in config.json) -> (module beside this one, class).
 _TEXT_GENERATION_MODELS = {
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+    "MistralForCausalLM": ("llama", "LlamaForCausalLM"),
 }
 
 
@@ -48,9 +50,11 @@ class _ModelRegistry:
         return self.models.keys()
 
     def register_model(self, model_arch: str, model_cls: type[nn.Module] | str) -> None:
-        """Serve an architecture with a class, or with "module:Class", which is imported when needed.
+        """Serve an architecture with a class, or with "module:Class", which is imported when
+        needed.
 
-        Replaces, with a warning, what served it before. Raises TypeError or ValueError for anything else.
+        Replaces, with a warning, what served it before. Raises TypeError or ValueError for anything
+        else.
         """
         if not isinstance(model_arch, str):
             raise TypeError(f"model_arch must be a string, not {type(model_arch).__name__}")
@@ -62,14 +66,21 @@ class _ModelRegistry:
         elif isinstance(model_cls, type):
             if not is_vllm_model(model_cls):
                 raise ValueError(
-                    f"{model_cls.__qualname__} cannot serve {model_arch}: it needs __init__(*, vllm_config, prefix), "
+                    f"{model_cls.__qualname__} cannot serve {model_arch}: it needs __init__(*, "
+                    "vllm_config, prefix), "
                     "embed_input_ids and forward"
                 )
             entry = model_cls
         else:
-            raise TypeError(f"model_cls must be a class or '<module>:<class>', not {type(model_cls).__name__}")
+            raise TypeError(
+                f"model_cls must be a class or '<module>:<class>', not {type(model_cls).__name__}"
+            )
         if model_arch in self.models:
-            logger.warning("model architecture %s is already registered and now served by %s", model_arch, model_cls)
+            logger.warning(
+                "model architecture %s is already registered and now served by %s",
+                model_arch,
+                model_cls,
+            )
         self.models[model_arch] = entry
 
     def check_supported(self, architectures: str | list[str]) -> str:
@@ -79,12 +90,15 @@ class _ModelRegistry:
         """
         names = [architectures] if isinstance(architectures, str) else architectures
         if not names:
-            raise ValueError("the model's config names no architectures; add \"architectures\" to config.json")
+            raise ValueError(
+                'the model\'s config names no architectures; add "architectures" to config.json'
+            )
         for name in names:
             if name in self.models:
                 return name
         raise ValueError(
-            f"model architecture {' / '.join(names)} is not supported; supported: {', '.join(sorted(self.models))}"
+            f"model architecture {' / '.join(names)} is not supported; supported: "
+            f"{', '.join(sorted(self.models))}"
         )
 
     def resolve_model_cls(
@@ -97,10 +111,15 @@ class _ModelRegistry:
             return entry, name
         cls = entry.load()
         if not is_vllm_model(cls):
-            raise ValueError(f"{entry.module_name}:{entry.class_name} is no model: it lacks the engine's interface")
+            raise ValueError(
+                f"{entry.module_name}:{entry.class_name} is no model: it lacks the engine's "
+                "interface"
+            )
         return cls, name
 
-    def is_text_generation_model(self, architectures: str | list[str], model_config: ModelConfig) -> bool:
+    def is_text_generation_model(
+        self, architectures: str | list[str], model_config: ModelConfig
+    ) -> bool:
         """Whether the class gives logits. Imports it."""
         return is_text_generation_model(self.resolve_model_cls(architectures, model_config)[0])
 

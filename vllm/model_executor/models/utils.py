@@ -14,6 +14,7 @@ from torch import nn
 
 from vllm.distributed import get_pp_group
 from vllm.logger import init_logger
+from vllm.model_executor.layer_index import extract_layer_index as extract_layer_index
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.sequence import IntermediateTensors
 
@@ -24,7 +25,8 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 
 @dataclass
 class WeightsMapper:
-    """Renames a checkpoint's weights. Rules apply in the fields' order; a rule to None drops the weight."""
+    """Renames a checkpoint's weights. Rules apply in the fields' order; a rule to None drops the
+    weight."""
 
     orig_to_new_regex: Mapping[re.Pattern, str | None] = field(default_factory=dict)
     orig_to_new_substr: Mapping[str, str | None] = field(default_factory=dict)
@@ -73,19 +75,28 @@ class WeightsMapper:
         return [new for name in values if (new := self._map_name(name)) is not None]
 
     def apply_dict(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {new: value for name, value in values.items() if (new := self._map_name(name)) is not None}
+        return {
+            new: value
+            for name, value in values.items()
+            if (new := self._map_name(name)) is not None
+        }
 
 
 # What checkpoints carry besides weights: tables that are worked out here.
-_NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq")
+_NOT_WEIGHTS = (
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "rotary_pos_emb.inv_freq",
+)
 
 
 class AutoWeightsLoader:
     """Loads weights into a module by name.
 
-    A child module with a `load_weights` of its own gets its weights (without its prefix); every other
-    weight goes through its parameter's `weight_loader`. Raises ValueError naming a weight that has no
-    place, unless an option says that it may be skipped.
+    A child module with a `load_weights` of its own gets its weights (without its prefix); every
+    other weight goes through its parameter's `weight_loader`. Raises ValueError naming a weight
+    that has no place, unless an option says that it may be skipped.
     """
 
     def __init__(
@@ -110,10 +121,14 @@ class AutoWeightsLoader:
         return set(self._load_module("", self.module, wanted))
 
     def _skips(self, name: str) -> bool:
-        return name.startswith(self.skip_prefixes) or any(part in name for part in self.skip_substrs)
+        return name.startswith(self.skip_prefixes) or any(
+            part in name for part in self.skip_substrs
+        )
 
     def _may_be_unexpected(self, name: str) -> bool:
-        return name.startswith(self.ignore_unexpected_prefixes) or name.endswith(self.ignore_unexpected_suffixes)
+        return name.startswith(self.ignore_unexpected_prefixes) or name.endswith(
+            self.ignore_unexpected_suffixes
+        )
 
     def _load_module(self, prefix: str, module: nn.Module, weights: Weights) -> Iterator[str]:
         own_loader = getattr(module, "load_weights", None)
@@ -121,7 +136,9 @@ class AutoWeightsLoader:
             yield from self._delegate(prefix, own_loader, weights)
             return
         children = dict(module.named_children())
-        tensors = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+        tensors = dict(module.named_parameters(recurse=False)) | dict(
+            module.named_buffers(recurse=False)
+        )
         for key, group in itertools.groupby(weights, lambda item: item[0].partition(".")[0]):
             inner = ((name.partition(".")[2], tensor) for name, tensor in group)
             name = f"{prefix}.{key}" if prefix else key
@@ -132,7 +149,9 @@ class AutoWeightsLoader:
             else:
                 self._refuse(name, module, inner)
 
-    def _delegate(self, prefix: str, load: Callable[[Weights], Iterable[str]], weights: Weights) -> Iterator[str]:
+    def _delegate(
+        self, prefix: str, load: Callable[[Weights], Iterable[str]], weights: Weights
+    ) -> Iterator[str]:
         for name in load(weights) or ():
             yield f"{prefix}.{name}"
 
@@ -149,7 +168,8 @@ class AutoWeightsLoader:
         unexpected = [name for name in names if not self._may_be_unexpected(name)]
         if unexpected:
             raise ValueError(
-                f"the checkpoint has a weight {unexpected[0]} for which {type(module).__name__} has no place"
+                f"the checkpoint has a weight {unexpected[0]} for which {type(module).__name__} "
+                "has no place"
             )
 
 
@@ -175,8 +195,11 @@ class PPMissingLayer(nn.Identity):
     """Stands for a layer that is on another pipeline stage."""
 
 
-def make_layers(num_hidden_layers: int, layer_fn: LayerFn, prefix: str) -> tuple[int, int, nn.ModuleList]:
-    """(first layer here, first layer behind, all layers): layers of other stages are PPMissingLayer."""
+def make_layers(
+    num_hidden_layers: int, layer_fn: LayerFn, prefix: str
+) -> tuple[int, int, nn.ModuleList]:
+    """(first layer here, first layer behind, all layers): layers of other stages are
+    PPMissingLayer."""
     group = get_pp_group()
     start = num_hidden_layers * group.rank_in_group // group.world_size
     end = num_hidden_layers * (group.rank_in_group + 1) // group.world_size
@@ -194,7 +217,10 @@ def make_empty_intermediate_tensors_factory(
 
     def make(batch_size: int, dtype: torch.dtype, device: torch.device) -> IntermediateTensors:
         return IntermediateTensors(
-            {key: torch.zeros((batch_size, hidden_size), dtype=dtype, device=device) for key in keys}
+            {
+                key: torch.zeros((batch_size, hidden_size), dtype=dtype, device=device)
+                for key in keys
+            }
         )
 
     return make
@@ -203,20 +229,6 @@ def make_empty_intermediate_tensors_factory(
 def maybe_prefix(prefix: str, name: str) -> str:
     """`name` under `prefix`, or alone where that is empty."""
     return f"{prefix}.{name}" if prefix else name
-
-
-def extract_layer_index(layer_name: str, num_attn_module: int = 1) -> int:
-    """The layer's number: `model.layers.3.self_attn.attn` -> 3.
-
-    With several attention modules in a layer, the second number counts them:
-    `model.layers.3.self_attn.1` of 2 is 7. Raises ValueError where the name does not say one number.
-    """
-    numbers = [int(part) for part in layer_name.split(".") if part.isdigit()]
-    if len(numbers) == 1:
-        return numbers[0]
-    if len(numbers) == 2 and num_attn_module > 1:
-        return numbers[0] * num_attn_module + numbers[1]
-    raise ValueError(f"layer name {layer_name!r} must hold one number, not {len(numbers)}")
 
 
 def cast_overflow_tensors(tensors: torch.Tensor, offset: float = 1000) -> torch.Tensor:

@@ -14,7 +14,9 @@ class QuantizeMethodBase(ABC):
     """Makes a layer's weights and applies them."""
 
     @abstractmethod
-    def create_weights(self, layer: nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
+    def create_weights(
+        self, layer: nn.Module, *weight_args: Any, **extra_weight_attrs: Any
+    ) -> None:
         """Register the layer's parameters."""
 
     @abstractmethod

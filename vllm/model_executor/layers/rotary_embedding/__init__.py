@@ -30,8 +30,8 @@ def get_rope(
 ) -> RotaryEmbedding:
     """The rotary embedding that `rope_parameters` (Transformers' spelling) describes.
 
-    `rope_theta` is the base (10000 where left out), `partial_rotary_factor` the rotated part of a head.
-    Raises ValueError for a `rope_type` that is not supported or lacks a parameter.
+    `rope_theta` is the base (10000 where left out), `partial_rotary_factor` the rotated part of a
+    head. Raises ValueError for a `rope_type` that is not supported or lacks a parameter.
     """
     parameters = dict(rope_parameters or {})
     dtype = dtype or torch.get_default_dtype()
@@ -43,7 +43,11 @@ def get_rope(
 
 
 def _make_rope(
-    head_size: int, max_position: int, is_neox_style: bool, parameters: dict[str, Any], dtype: torch.dtype
+    head_size: int,
+    max_position: int,
+    is_neox_style: bool,
+    parameters: dict[str, Any],
+    dtype: torch.dtype,
 ) -> RotaryEmbedding:
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     base = parameters.get("rope_theta") or 10000.0
@@ -55,13 +59,22 @@ def _make_rope(
         (factor,) = _required(parameters, "linear", "factor")
         return LinearScalingRotaryEmbedding(*common, scaling_factor=factor)
     if rope_type == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        names = (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        )
         return Llama3RotaryEmbedding(*common, *_required(parameters, "llama3", *names))
-    raise ValueError(f"rope_type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}")
+    raise ValueError(
+        f"rope_type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
+    )
 
 
 def _required(parameters: dict[str, Any], rope_type: str, *names: str) -> tuple[Any, ...]:
     missing = [name for name in names if parameters.get(name) is None]
     if missing:
-        raise ValueError(f"rope_type {rope_type!r} needs {', '.join(missing)} in the config's rope parameters")
+        raise ValueError(
+            f"rope_type {rope_type!r} needs {', '.join(missing)} in the config's rope parameters"
+        )
     return tuple(parameters[name] for name in names)

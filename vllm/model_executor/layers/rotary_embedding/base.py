@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers import cpu_ops
 
 
 @CustomOp.register("rotary_embedding")
@@ -27,7 +28,9 @@ class RotaryEmbeddingBase(CustomOp):
     ) -> None:
         super().__init__()
         if rotary_dim % 2 or not 0 < rotary_dim <= head_size:
-            raise ValueError(f"rotary_dim {rotary_dim} must be even and within the head size {head_size}")
+            raise ValueError(
+                f"rotary_dim {rotary_dim} must be even and within the head size {head_size}"
+            )
         self.head_size = head_size
         self.rotary_dim = rotary_dim
         self.max_position_embeddings = max_position_embeddings
@@ -38,7 +41,8 @@ class RotaryEmbeddingBase(CustomOp):
             self.register_buffer("cos_sin_cache", self._compute_cos_sin_cache(), persistent=False)
 
     def _compute_inv_freq(self, base: float) -> torch.Tensor:
-        """(rotary_dim / 2,) float32: by how much each pair of dimensions turns from a position to the next."""
+        """(rotary_dim / 2,) float32: by how much each pair of dimensions turns from a position
+        to the next."""
         exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.int64).float() / self.rotary_dim
         return 1.0 / (base**exponents)
 
@@ -52,7 +56,9 @@ class RotaryEmbeddingBase(CustomOp):
         return self.cos_sin_cache[:seqlen].chunk(2, dim=-1)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool) -> torch.Tensor:
+def _rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_neox_style: bool
+) -> torch.Tensor:
     """x (num_tokens, heads, rotary_dim); cos, sin (num_tokens, 1, rotary_dim / 2)."""
     if is_neox_style:  # pairs are (i, i + d/2)
         first, second = x.chunk(2, dim=-1)
@@ -88,10 +94,26 @@ class RotaryEmbedding(RotaryEmbeddingBase):
     def forward_native(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """positions (num_tokens,); query (num_tokens, num_heads * head_size), key with its own heads."""
+        """positions (num_tokens,); query (num_tokens, num_heads * head_size), key with its own
+        heads."""
         return self.forward_static(
-            positions, query, key, self.head_size, self.rotary_dim, self.cos_sin_cache, self.is_neox_style
+            positions,
+            query,
+            key,
+            self.head_size,
+            self.rotary_dim,
+            self.cos_sin_cache,
+            self.is_neox_style,
         )
+
+    def forward_cpu(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same in place: query and key may be views of a fused buffer."""
+        cpu_ops.rotary_embedding(
+            positions, query, key, self.head_size, self.cos_sin_cache, self.is_neox_style
+        )
+        return query, key
 
     def extra_repr(self) -> str:
         return (

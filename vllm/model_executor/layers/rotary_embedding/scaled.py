@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embeddings whose frequencies are changed so that a model reaches further than it was trained."""
+"""Rotary embeddings whose frequencies are changed so that a model reaches further than it was
+trained."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 
 class LinearScalingRotaryEmbedding(RotaryEmbedding):
-    """Every frequency divided by `scaling_factor` (position interpolation, https://arxiv.org/abs/2306.15595)."""
+    """Every frequency divided by `scaling_factor` (position interpolation,
+    https://arxiv.org/abs/2306.15595)."""
 
     def __init__(
         self,
@@ -31,10 +33,11 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
-    """Llama 3.1's rule: low frequencies divided by `scaling_factor`, high ones kept, a ramp between.
+    """Llama 3.1's rule: low frequencies divided by `scaling_factor`, high ones kept, a ramp
+    between.
 
-    A frequency is low where its wavelength exceeds orig_max_position / low_freq_factor, high where it is
-    under orig_max_position / high_freq_factor.
+    A frequency is low where its wavelength exceeds orig_max_position / low_freq_factor, high where
+    it is under orig_max_position / high_freq_factor.
     """
 
     def __init__(
@@ -66,4 +69,6 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
             self.high_freq_factor - self.low_freq_factor
         )
         ramp = (1 - smooth) * divided + smooth * inv_freq
-        return torch.where(wavelength > low, divided, torch.where(wavelength < high, inv_freq, ramp))
+        return torch.where(
+            wavelength > low, divided, torch.where(wavelength < high, inv_freq, ramp)
+        )
