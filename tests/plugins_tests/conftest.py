@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +52,44 @@ class PluginSite:
 
     def run(self, code: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs `code` in a new process that has the plugins installed."""
-        kept = {key: value for key, value in os.environ.items() if key not in _DROPPED}
-        kept["PYTHONPATH"] = f"{self.folder}{os.pathsep}{REPOSITORY}"
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(code)],
-            env=kept | env,
+            env=self._environment(env),
             cwd=self.folder,
             capture_output=True,
             text=True,
             timeout=300,
         )
+
+    @contextmanager
+    def running(self, *command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+        """A process that sees the plugins and is told to end afterwards; it writes to `log`."""
+        with self.log.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                env=self._environment(env),
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            try:
+                yield process
+            finally:
+                process.terminate()
+                try:
+                    process.wait(timeout=60)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    @property
+    def log(self) -> Path:
+        """What the last `running` process wrote."""
+        return self.folder / "log"
+
+    def _environment(self, env: dict[str, str]) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if key not in _DROPPED}
+        return kept | {"PYTHONPATH": f"{self.folder}{os.pathsep}{REPOSITORY}"} | env
 
     def output(self, code: str, **env: str) -> str:
         """What `code` prints; it must end well."""

