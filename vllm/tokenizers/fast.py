@@ -311,10 +311,11 @@ class FastTokenizer:
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
         tokenize: bool = True,
+        return_dict: bool = False,
         **template_kwargs: Any,
-    ) -> str | list[int]:
+    ) -> str | list[int] | dict[str, Any]:
         """The prompt of a conversation, as text (`tokenize=False`) or ids without further special
-        tokens.
+        tokens; with `return_dict` (Transformers' default, not this one's) as `__call__` gives them.
 
         Raises ValueError when there is no template or it fails on these messages.
         """
@@ -327,4 +328,6 @@ class FastTokenizer:
             continue_final_message=continue_final_message,
             **{**self.special_tokens_map, **template_kwargs},
         )
-        return self.encode(text, add_special_tokens=False) if tokenize else text
+        if not tokenize:
+            return text
+        return self(text, add_special_tokens=False) if return_dict else self.encode(text, False)
