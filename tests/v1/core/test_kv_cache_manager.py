@@ -272,6 +272,17 @@ def test_window_hit_is_the_longest(cached: list[bool], window: int, tail: int, a
     assert found[first_page:] == blocks[first_page : length // 4]
 
 
+def test_full_hit_is_aligned():
+    """With an alignment of 2 pages a hit of 3 counts as 2."""
+    manager = make_manager(10)
+    start(manager, make_request("a", list(range(48))))
+    request = make_request("b", list(range(60)))
+    (found,), length = FullAttentionManager.find_longest_cache_hit(
+        request.block_hashes, 59, [0], manager.block_pool, full_spec(), 32
+    )
+    assert (len(found), length) == (2, 32)
+
+
 def test_window_hit_after_the_beginning_is_gone():
     """What a window no longer needs may be evicted; the prompt is found all the same."""
     manager = make_manager(8, window_spec(8, block_size=4))
@@ -387,16 +398,46 @@ def test_cross_attention_takes_pages_by_the_encoder_length(encoder_tokens: int, 
     assert manager.usage == 0.0
 
 
-def test_is_sole_holder():
+def test_fits_alone():
     """Tells a request that can never grow from one that has to wait for others."""
     manager = make_manager(10)
-    a, b = make_request("a", 40), make_request("b", 10)
+    a, b = make_request("a", 150, 100), make_request("b", 10)
     start(manager, a)
-    assert manager.is_sole_holder(a)
+    a.append_output_token_ids(list(range(10)))
+    assert manager.fits_alone(a, 10)
+    assert not manager.fits_alone(a, 11)
+    manager.free(a)
     start(manager, b)
-    assert not manager.is_sole_holder(a)
-    manager.free(b)
-    assert manager.is_sole_holder(a)
+    assert manager.fits_alone(b, 150) and manager.can_ever_hold(160)
+    assert not manager.fits_alone(b, 151) and not manager.can_ever_hold(161)
+
+
+def test_the_tail_is_forgotten_first():
+    """A prompt's beginning is found again more often than its end: when pages run short, those of
+    the end go first, in every group."""
+    manager = make_manager(6, full_spec(), full_spec(num_kv_heads=4))
+    prompt = list(range(49))
+    a = make_request("a", prompt[:48])
+    start(manager, a)
+    manager.free(a)
+    lengths = []
+    for _ in range(4):
+        lengths.append(manager.get_computed_blocks(make_request("probe", prompt))[1])
+        if lengths[-1]:
+            manager.block_pool.get_new_blocks(2)
+    assert lengths == [48, 32, 16, 0]
+
+
+def test_null_pages_are_not_made_known():
+    """A window's pages that a connector never fills are null: known under a hash, the null page
+    would be handed to readers as content."""
+    manager = make_manager(20, window_spec(16))
+    prompt = list(range(80))
+    a = make_request("a", prompt)
+    assert manager.allocate_slots(a, 16, num_external_computed_tokens=64)
+    assert [i == 0 for i in manager.get_block_ids("a")[0]] == [True] * 3 + [False] * 2
+    manager.check_integrity()
+    assert start(manager, make_request("b", prompt)) == 64
 
 
 def test_stats_count_admissions_and_not_comebacks():

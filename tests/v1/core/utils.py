@@ -145,29 +145,41 @@ def make_request(
 
 
 class FakeModel:
-    """What a runner does to the scheduler's eyes: it keeps the state it is told of, checks that it
-    is told rightly, and draws random tokens for requests whose known tokens are all computed."""
+    """What a runner does to the scheduler's eyes. It keeps the states it is told of and checks that
+    it is told rightly, and draws random tokens for requests whose known tokens are all computed.
 
-    def __init__(self, seed: int = 0, vocab_size: int = 1000) -> None:
+    It also keeps a KV cache: one value a slot, that names the group and all tokens up to that slot.
+    A step writes first and then reads what each token attends to, so a page that was found though
+    its content is another's, was never computed, or is in use twice, is noticed.
+    """
+
+    def __init__(self, specs: list[KVCacheSpec], seed: int = 0, vocab_size: int = 1000) -> None:
+        self._specs = specs
         self._rng = random.Random(seed)
         self._vocab_size = vocab_size
-        self.num_tokens: dict[str, int] = {}
+        self._slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self.tokens: dict[str, list[int]] = {}
         self.block_ids: dict[str, tuple[list[int], ...]] = {}
         self.finished: set[str] = set()
 
     def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Computes the step."""
         self._forget(step)
-        num_computed = self._learn(step)
-        assert set(num_computed) == set(step.num_scheduled_tokens)
+        begins = self._learn(step)
+        assert set(begins) == set(step.num_scheduled_tokens)
+        ends = {r: begins[r] + n for r, n in step.num_scheduled_tokens.items()}
+        names = {r: self._name_prefixes(self.tokens[r][: ends[r]]) for r in ends}
+        for request_id, end in ends.items():
+            self._write(request_id, names[request_id], begins[request_id], end)
+        for request_id in ends:
+            self._read(request_id, names[request_id], begins[request_id])
         req_ids = list(step.num_scheduled_tokens)
         sampled = []
         for request_id in req_ids:
-            end = num_computed[request_id] + step.num_scheduled_tokens[request_id]
-            assert end <= self.num_tokens[request_id]
-            is_complete = end == self.num_tokens[request_id]
+            assert ends[request_id] <= len(self.tokens[request_id])
+            is_complete = ends[request_id] == len(self.tokens[request_id])
             sampled.append([self._rng.randrange(self._vocab_size)] if is_complete else [])
-            self.num_tokens[request_id] += len(sampled[-1])
+            self.tokens[request_id] += sampled[-1]
         return ModelRunnerOutput(req_ids, {r: i for i, r in enumerate(req_ids)}, sampled)
 
     def _forget(self, step: SchedulerOutput) -> None:
@@ -175,22 +187,51 @@ class FakeModel:
         assert not twice, f"told twice that {twice} finished"
         self.finished |= step.finished_req_ids
         for request_id in step.finished_req_ids | step.preempted_req_ids:
-            self.num_tokens.pop(request_id, None)
+            self.tokens.pop(request_id, None)
             self.block_ids.pop(request_id, None)
 
     def _learn(self, step: SchedulerOutput) -> dict[str, int]:
-        num_computed = {}
+        """Takes over what is new; returns where each request goes on."""
+        begins = {}
         for new in step.scheduled_new_reqs:
-            assert new.req_id not in self.num_tokens, f"{new.req_id} is known already"
-            self.num_tokens[new.req_id] = len(new.prefill_token_ids)
+            assert new.req_id not in self.tokens, f"{new.req_id} is known already"
+            self.tokens[new.req_id] = list(new.prefill_token_ids)
             self.block_ids[new.req_id] = tuple(list(ids) for ids in new.block_ids)
-            num_computed[new.req_id] = new.num_computed_tokens
+            begins[new.req_id] = new.num_computed_tokens
         known = step.scheduled_cached_reqs
         for i, request_id in enumerate(known.req_ids):
             for table, added in zip(self.block_ids[request_id], known.new_block_ids[i] or ()):
                 table.extend(added)
-            num_computed[request_id] = known.num_computed_tokens[i]
-        return num_computed
+            begins[request_id] = known.num_computed_tokens[i]
+        return begins
+
+    @staticmethod
+    def _name_prefixes(tokens: list[int]) -> list[int]:
+        names = [0]
+        for token in tokens:
+            names.append(hash((names[-1], token)))
+        return names[1:]
+
+    def _slot(self, request_id: str, group_id: int, position: int) -> tuple[int, int]:
+        page, offset = divmod(position, self._specs[group_id].block_size)
+        page_id = self.block_ids[request_id][group_id][page]
+        assert page_id != 0, f"{request_id} needs position {position}, but its page is null"
+        return page_id, offset
+
+    def _write(self, request_id: str, names: list[int], begin: int, end: int) -> None:
+        for group_id in range(len(self._specs)):
+            for position in range(begin, end):
+                slot = self._slot(request_id, group_id, position)
+                self._slots[slot] = (group_id, names[position])
+
+    def _read(self, request_id: str, names: list[int], begin: int) -> None:
+        for group_id, spec in enumerate(self._specs):
+            window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else len(names)
+            for position in range(max(0, begin - window + 1), len(names)):
+                slot = self._slot(request_id, group_id, position)
+                assert self._slots.get(slot) == (group_id, names[position]), (
+                    f"{request_id}: position {position} of group {group_id} holds another's content"
+                )
 
 
 class Engine:
@@ -198,7 +239,8 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
         self.scheduler = scheduler
-        self.model = FakeModel(seed)
+        specs = [m.kv_cache_spec for m in scheduler.kv_cache_manager.single_type_managers]
+        self.model = FakeModel(specs, seed)
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.steps: list[SchedulerOutput] = []
 

@@ -256,6 +256,8 @@ class BlockPool:
             )
 
     def _check_cached_content(self) -> None:
+        if self.null_block.block_hash is not None:
+            raise KVCacheIntegrityError("the null block has content")
         num_known = 0
         for key, block in self.cached_block_hash_to_block.items():
             num_known += 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from vllm.v1.core.block_hash import BlockHashList, resolve_block_hashes
@@ -129,12 +130,10 @@ class KVCacheCoordinator(ABC):
         self.block_pool.free_blocks(self.pop_blocks_for_free(request_id))
 
     def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        """Ends the request's tables; returns its blocks in the order they are to be freed in."""
-        return [
-            block
-            for manager in self.single_type_managers
-            for block in manager.pop_blocks_for_free(request_id)
-        ]
+        """Ends the request's tables; returns its blocks in the order they are to be freed in: the
+        tails of all groups first. One group's beginning is worth nothing without the others'."""
+        tables = [m.pop_blocks_for_free(request_id) for m in self.single_type_managers]
+        return [block for blocks in zip_longest(*tables) for block in blocks if block is not None]
 
     def remove_skipped_blocks(self, request_id: str, processed_computed_tokens: int) -> None:
         """Gives back the blocks that no token after `processed_computed_tokens` looks at."""

@@ -247,14 +247,23 @@ class KVCacheManager:
         return self.coordinator.take_new_block_ids()
 
     def can_ever_hold(self, num_tokens: int, num_encoder_tokens: int = 0) -> bool:
-        """Whether a request of `num_tokens` tokens fits into the pool with nobody beside it."""
+        """Whether a request of `num_tokens` tokens, computed from the start, fits into the pool with
+        nobody beside it."""
         peak = self.coordinator.get_peak_blocks(num_tokens, num_encoder_tokens)
         return peak <= self.block_pool.num_usable_blocks
 
-    def is_sole_holder(self, request: Request) -> bool:
-        """Whether every page that is not free is this request's."""
-        held = self.coordinator.num_held_blocks(request.request_id)
-        return held + self.block_pool.get_num_free_blocks() == self.block_pool.num_usable_blocks
+    def fits_alone(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether a running request for whose next tokens there is no room would find some if
+        nobody else held a page."""
+        num_held = self.coordinator.num_held_blocks(request.request_id)
+        num_needed = self.coordinator.get_num_blocks_to_allocate(
+            request.request_id,
+            min(request.num_computed_tokens + num_new_tokens, self.max_model_len),
+            self.empty_kv_cache_blocks.blocks,
+            0,
+            request.num_computed_tokens,
+        )
+        return num_held + num_needed <= self.block_pool.num_usable_blocks
 
     def num_blocks_to_complete(self, request: Request, num_encoder_tokens: int = 0) -> int:
         """Free blocks that a running request still takes until all its tokens so far are

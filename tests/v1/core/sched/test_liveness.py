@@ -19,11 +19,20 @@ def preemptions(engine: Engine) -> list[str]:
     return [request_id for step in engine.steps for request_id in step.preempted_req_ids]
 
 
-@pytest.mark.parametrize("max_num_batched_tokens", [16, 48, 1024])
-def test_two_prompts_of_two_thirds_of_the_pool(max_num_batched_tokens: int):
-    """Both finish, one after the other: neither is let in half-way to block both."""
-    engine = Engine(make_scheduler(12, max_num_batched_tokens=max_num_batched_tokens))
-    engine.add(make_request("a", 8 * PAGE, 5), make_request("b", 8 * PAGE, 5))
+@pytest.mark.parametrize("arrive_together", [True, False])
+@pytest.mark.parametrize(("budget", "threshold"), [(16, 0), (48, 0), (1024, 0), (1024, 16)])
+def test_two_prompts_of_two_thirds_of_the_pool(
+    budget: int, threshold: int, arrive_together: bool
+):
+    """Both finish, one after the other: pages that the first still needs for its prompt are
+    promised to it, so the second is not let in half-way to be thrown out again."""
+    engine = Engine(
+        make_scheduler(12, max_num_batched_tokens=budget, long_prefill_token_threshold=threshold)
+    )
+    engine.add(make_request("a", 8 * PAGE, 5))
+    if not arrive_together:
+        engine.step()
+    engine.add(make_request("b", 8 * PAGE, 5))
     engine.run(max_steps=100)
     assert len(engine.tokens("a")) == len(engine.tokens("b")) == 5
     assert preemptions(engine) == []
@@ -133,7 +142,7 @@ def test_prompt_that_can_never_fit():
     engine.step()
     (told,) = engine.outputs["big"]
     assert told.finish_reason is FinishReason.ERROR
-    for word in ("prompt of 128 tokens", "7 pages of 16 tokens", "--num-gpu-blocks-override"):
+    for word in ("128 prompt tokens", "7 pages of 16 tokens", "--num-gpu-blocks-override"):
         assert word in told.error_message
     engine.run()
     assert len(engine.tokens("a")) == 5
@@ -160,7 +169,7 @@ def test_prompt_of_exactly_the_pool():
 @pytest.mark.parametrize("neighbours", [0, 3])
 def test_running_request_that_outgrows_the_pool(neighbours: int):
     """It gets all the pages there are, then an error with what it generated so far: no loop, and
-    the others finish."""
+    the others finish. Nobody makes way for a page that cannot help."""
     engine = Engine(make_scheduler(7))
     engine.add(make_request("big", 40, 500))
     engine.add(*[make_request(f"r{i}", 20, 30) for i in range(neighbours)])
@@ -168,7 +177,7 @@ def test_running_request_that_outgrows_the_pool(neighbours: int):
     last = engine.outputs["big"][-1]
     assert last.finish_reason is FinishReason.ERROR
     assert len(engine.tokens("big")) == 7 * PAGE - 40 + 1
-    assert f"after {7 * PAGE - 40 + 1} generated tokens" in last.error_message
+    assert f"{7 * PAGE - 40 + 1} generated" in last.error_message
     assert all(len(engine.tokens(f"r{i}")) == 30 for i in range(neighbours))
 
 

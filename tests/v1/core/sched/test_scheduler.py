@@ -119,7 +119,7 @@ def test_the_runner_is_told_of_each_end_once():
     engine.scheduler.finish_requests(["never", "b"], RequestStatus.FINISHED_ABORTED)
     engine.run()
     assert engine.model.finished == {"a", "b", "never"}
-    assert not engine.model.num_tokens
+    assert not engine.model.tokens
     assert not engine.scheduler.has_requests()
 
 
@@ -239,6 +239,21 @@ def test_cached_tokens_are_told():
     engine.add(make_request("b", list(range(2, 42))))
     engine.run()
     assert engine.outputs["b"][0].prefill_stats.num_cached_tokens == 32
+
+
+def test_own_pages_are_no_hits_for_a_request_that_was_preempted():
+    """Preempted within its prompt, it finds what it had computed itself: the client must not be
+    told that this was cached."""
+    engine = Engine(make_scheduler(7, long_prefill_token_threshold=20, log_stats=True))
+    engine.add(make_request("a", 60, 20))
+    for _ in range(5):
+        engine.step()
+    engine.add(make_request("b", 48, 1))
+    engine.run()
+    assert [r for s in engine.steps for r in s.preempted_req_ids] == ["b"]
+    again = [n for s in engine.steps for n in s.scheduled_new_reqs if n.req_id == "b"][1]
+    assert again.num_computed_tokens > 0
+    assert engine.outputs["b"][0].prefill_stats.num_cached_tokens == 0
 
 
 def test_stats():

@@ -8,7 +8,8 @@ Every request has a place in one fixed order (arrival, or priority), whether it 
   throwing the other out.
 * Then waiting requests are admitted, in that order, if their prompt fits whole beside what running
   prompts still need. Small ones may go ahead of one that does not fit (`LookAhead`).
-* A request that does not fit though nobody else holds a page never will: it ends with an error.
+* A request that would not fit even if nobody else held a page never will: it ends with an error,
+  and nobody makes way for it.
 """
 
 from __future__ import annotations
@@ -97,12 +98,9 @@ class Scheduler(SchedulerInterface):
     def schedule(self) -> SchedulerOutput:
         plan = StepPlan(self.max_num_scheduled_tokens)
         if self._pause_state is not PauseState.PAUSED_ALL:
-            num_preempted = len(self._preempted_req_ids)
             self._schedule_running(plan)
-            # Whoever was thrown out for want of pages would only come back for want of them.
-            is_short_of_pages = len(self._preempted_req_ids) > num_preempted
-            if self._pause_state is PauseState.UNPAUSED and not is_short_of_pages:
-                self._schedule_waiting(plan)
+        if self._pause_state is PauseState.UNPAUSED:
+            self._schedule_waiting(plan)
         return self._close(plan)
 
     def _schedule_running(self, plan: StepPlan) -> None:
@@ -122,9 +120,9 @@ class Scheduler(SchedulerInterface):
             if new_blocks is not None:
                 plan.add_known(request, num_tokens, new_blocks)
                 return True
-            if self.kv_cache_manager.is_sole_holder(request):
+            if not self.kv_cache_manager.fits_alone(request, num_tokens):
                 self.running.remove(request)
-                self._fail(request, self._why_it_cannot_grow(request))
+                self._fail(request, self._too_large_for_the_pool(request))
                 return False
             last = self.running[-1]
             self._preempt_last()
@@ -143,8 +141,8 @@ class Scheduler(SchedulerInterface):
             if self._admit(request, plan, num_promised_blocks):
                 look_ahead.admitted()
                 num_promised_blocks += self._num_blocks_promised_to(request, plan)
-            elif self._can_never_start(plan):
-                self._fail(request, self._why_it_cannot_grow(request))
+            elif (reason := self._why_it_can_never_run(request)) is not None:
+                self._fail(request, reason)  # It could once, but has grown.
             else:
                 look_ahead.passed_over(request)
                 continue
@@ -157,12 +155,6 @@ class Scheduler(SchedulerInterface):
             or len(self.running) >= self.max_num_running_reqs
             or self.kv_cache_manager.block_pool.get_num_free_blocks() == 0
         )
-
-    def _can_never_start(self, plan: StepPlan) -> bool:
-        """Whether a request that was just refused has the whole pool and the whole step to
-        itself."""
-        pool = self.kv_cache_manager.block_pool
-        return not plan.requests and pool.get_num_free_blocks() == pool.num_usable_blocks
 
     def _num_blocks_promised_to(self, request: Request, plan: StepPlan) -> int:
         """Free pages that the rest of a prompt still takes after this step."""
@@ -392,23 +384,18 @@ class Scheduler(SchedulerInterface):
                 "(--max-num-batched-tokens), and prompts are not split (chunked prefill is off)"
             )
         if not self.kv_cache_manager.can_ever_hold(num_tokens, self._num_encoder_tokens(request)):
-            return f"the prompt of {num_tokens} tokens {self._too_large_for_the_pool()}"
+            return self._too_large_for_the_pool(request)
         return None
 
-    def _why_it_cannot_grow(self, request: Request) -> str:
-        return (
-            f"after {request.num_output_tokens} generated tokens, the request's "
-            f"{request.num_tokens} tokens {self._too_large_for_the_pool()}"
-        )
-
-    def _too_large_for_the_pool(self) -> str:
+    def _too_large_for_the_pool(self, request: Request) -> str:
         managers = self.kv_cache_manager.single_type_managers
-        page_sizes = "/".join(str(size) for size in sorted({m.block_size for m in managers}))
+        block_sizes = "/".join(str(size) for size in sorted({m.block_size for m in managers}))
         return (
-            "do not fit into the KV cache, though nobody else uses it: it has "
-            f"{self.kv_cache_manager.block_pool.num_usable_blocks} pages of {page_sizes} tokens for "
-            f"{len(managers)} kinds of layers. Ask for fewer tokens, or start the server with a "
-            "larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
+            f"{request.num_prompt_tokens} prompt tokens and {request.num_output_tokens} generated "
+            "ones do not fit into the KV cache, even with nobody beside them: it has "
+            f"{self.kv_cache_manager.block_pool.num_usable_blocks} pages of {block_sizes} tokens, "
+            f"shared by {len(managers)} groups of layers. Ask for fewer tokens, or start the server "
+            "with a larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
         )
 
     # --- What others ask ---
