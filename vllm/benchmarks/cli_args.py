@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PEERS = ("transformers",)
 SHARED_BRIEF_HELP = """\
-  --model MODEL               a folder, a .gguf file or a cached hub model; left out: the embedded one
+  --model MODEL               folder, .gguf file or cached hub model; left out: the embedded one
   --dtype, --seed             bfloat16, float32, ...; the seed of the prompts
   --compare transformers      measure this peer too, in turn
   --peer-cache                its KV cache: auto, dynamic, static, compiled
