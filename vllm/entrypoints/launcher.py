@@ -32,32 +32,43 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
     """Refuses requests whose line and headers are longer than `MAX_HEADER_BYTES`; the parser would
     keep any amount."""
 
-    _head_bytes = 0
     _in_head = True
+    _received_bytes = 0  # of a head that is not complete
+    _parsed_bytes = 0  # of its parts that are
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
-            # Data that ends a head may hold a body too, so what the parser found counts then.
-            if self._head_bytes > MAX_HEADER_BYTES + len(data):
-                self.send_400_response("Request line and headers are too long.")
-                return
+        # The parser keeps a part of a head until it has all of it, and tells nobody.
+        if self._in_head and self._received_bytes > MAX_HEADER_BYTES:
+            self.send_400_response("Request line and headers are too long.")
+            return
+        self._received_bytes += len(data)
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._parsed_bytes = True, 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        found = len(self.url) + sum(len(key) + len(item) for key, item in self.headers)
-        if found > MAX_HEADER_BYTES:
+        self._count(len(name) + len(value))
+
+    def _count(self, num_bytes: int) -> None:
+        self._parsed_bytes += num_bytes
+        if self._parsed_bytes > MAX_HEADER_BYTES:
             # uvicorn answers a parser's error with 400 and closes the connection.
             raise ValueError("request line and headers are too long")
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        self._in_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._received_bytes = True, 0
+        super().on_message_complete()
 
 
 class Server(uvicorn.Server):
@@ -73,6 +84,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn leaves it out here, and its cancelled task would print a traceback.
+            await self.lifespan.shutdown()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -101,26 +118,19 @@ class Server(uvicorn.Server):
             )
 
 
-async def serve_http(
+def make_server(
     app: FastAPI,
-    sock: socket.socket,
-    engine_client: EngineClient,
     *,
     on_ready: Callable[[], None],
     drain_timeout_s: int,
     log_level: str = "info",
     access_log: bool = True,
-) -> int:
-    """Serves until told to stop or until the engine dies.
+) -> Server:
+    """A server of `app`, not yet running.
 
     Args:
-        sock: a listening socket.
         on_ready: called when requests are answered.
         drain_timeout_s: how long running requests get when the server is told to stop.
-
-    Returns:
-        The exit status: 0 after a drain, 128 + the signal's number after a second signal, 1 when
-        the engine died.
     """
     config = uvicorn.Config(
         app,
@@ -131,7 +141,16 @@ async def serve_http(
         lifespan="on",
         server_header=False,
     )
-    server = Server(config, on_ready)
+    return Server(config, on_ready)
+
+
+async def serve_http(server: Server, sock: socket.socket, engine_client: EngineClient) -> int:
+    """Serves on `sock`, which listens, until told to stop or until the engine dies.
+
+    Returns:
+        The exit status: 0 after a drain, 128 + the signal's number after a second signal, 1 when
+        the engine died.
+    """
     loop, died = asyncio.get_running_loop(), asyncio.Event()
     engine_client.add_death_callback(lambda: _set_from_any_thread(loop, died))
     watch = asyncio.create_task(_stop_when_engine_dies(server, engine_client, died))

@@ -14,10 +14,14 @@ from fastapi import FastAPI
 
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.chat_utils import load_chat_template
-from vllm.entrypoints.launcher import serve_http
+from vllm.entrypoints.launcher import make_server, serve_http
 from vllm.entrypoints.openai.cli_args import FrontendArgs
 from vllm.entrypoints.openai.errors import add_error_handlers
-from vllm.entrypoints.openai.middleware import AuthenticationMiddleware, BodyLimitMiddleware
+from vllm.entrypoints.openai.middleware import (
+    AuthenticationMiddleware,
+    BodyLimitMiddleware,
+    ShutdownMiddleware,
+)
 from vllm.entrypoints.openai.routes import router
 from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
 from vllm.entrypoints.openai.serving_completion import OpenAIServingCompletion
@@ -52,6 +56,7 @@ def build_app(engine_client: EngineClient, args: FrontendArgs) -> FastAPI:
     app.add_middleware(BodyLimitMiddleware)
     if args.keys:
         app.add_middleware(AuthenticationMiddleware, tokens=args.keys)
+    app.add_middleware(ShutdownMiddleware)
     return app
 
 
@@ -73,15 +78,14 @@ async def run_server(
         name = app.state.serving_models.names[0]
         logger.info("ready on %s; try: %s", base_url(sock), example(base_url(sock), name, args))
 
-    return await serve_http(
+    server = make_server(
         app,
-        sock,
-        engine_client,
         on_ready=on_ready,
         drain_timeout_s=engine_client.vllm_config.shutdown_timeout,
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
     )
+    return await serve_http(server, sock, engine_client)
 
 
 def example(url: str, model: str, args: FrontendArgs) -> str:

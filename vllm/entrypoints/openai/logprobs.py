@@ -27,20 +27,26 @@ def completion_logprobs(
 ) -> CompletionLogProbs:
     """The shape of `/v1/completions`: at each position the token taken, and the `num_logprobs`
     likeliest beside it. `text_offset`: characters of the completion before these tokens."""
-    result = CompletionLogProbs()
+    # Given to the constructor whole: chunks of a stream say only what was set.
+    tokens: list[str] = []
+    values: list[float | None] = []
+    offsets: list[int] = []
+    tops: list[dict[str, float] | None] = []
     for token_id, position in zip(token_ids, positions):
         taken = position[token_id]
         text = taken.decoded_token or ""
-        result.tokens.append(text)
-        result.token_logprobs.append(finite(taken.logprob))
-        result.text_offset.append(text_offset)
+        tokens.append(text)
+        values.append(finite(taken.logprob))
+        offsets.append(text_offset)
         text_offset += len(text)
         top: dict[str, float] = {}
         # Different tokens may read alike (parts of a character): the likelier one stays.
         for entry in [*_likeliest(position, num_logprobs), taken]:
             top.setdefault(entry.decoded_token or "", finite(entry.logprob))
-        result.top_logprobs.append(top)
-    return result
+        tops.append(top)
+    return CompletionLogProbs(
+        text_offset=offsets, token_logprobs=values, tokens=tokens, top_logprobs=tops
+    )
 
 
 def chat_logprobs(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before every route: the key, and a bound on bodies."""
+"""What stands before every route: the key, a bound on bodies, and an answer when the server stops."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Iterable
@@ -58,7 +59,8 @@ class BodyLimitMiddleware:
             return
         declared = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
         if int(declared) > self.max_bytes:
-            # The rest of the body is not read: the connection cannot be used again.
+            if not any(name == b"expect" for name, _ in scope["headers"]):
+                await self._discard(receive)
             response = json_error(make_error(self._message, 413), {"Connection": "close"})
             await response(scope, receive, send)
             return
@@ -69,11 +71,49 @@ class BodyLimitMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > self.max_bytes:
+                if message.get("more_body", False):
+                    await self._discard(receive)
                 raise HTTPException(413, self._message, {"Connection": "close"})
             return message
 
         await self.app(scope, bounded_receive, send)
 
+    async def _discard(self, receive: Receive) -> None:
+        """Takes the rest of the body, within reason: closing a connection on which data is still
+        coming would take the answer from the client, which reads only when it has sent all."""
+        left = 4 * self.max_bytes
+        while left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                return
+
     @property
     def _message(self) -> str:
         return f"the request's body is larger than {self.max_bytes >> 20} MiB"
+
+
+class ShutdownMiddleware:
+    """Answers requests that are cancelled because the server stops, where no answer has begun; a
+    stream just ends, without `[DONE]`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched_send)
+        except asyncio.CancelledError:
+            if not has_begun:
+                error = make_error("the server is shutting down", 503)
+                await json_error(error, {"Connection": "close"})(scope, receive, send)
