@@ -137,3 +137,71 @@ def test_faults_name_the_file(tmp_path):
     (path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ValueError, match="must hold a JSON object"):
         get_tokenizer(path)
+
+
+SPACE = "\u2581"
+PIECES = {
+    SPACE: 3,
+    "h": 4,
+    "e": 5,
+    "l": 6,
+    "o": 7,
+    "w": 8,
+    "r": 9,
+    "d": 10,
+    "he": 11,
+    "ll": 12,
+    f"{SPACE}w": 13,
+    f"{SPACE}he": 14,
+}
+MERGES = [("h", "e"), ("l", "l"), (SPACE, "w"), (SPACE, "he")]
+
+
+def make_of_class(name: str):
+    """A small tokenizer of one of Transformers' classes."""
+    import transformers
+
+    bytes_ = {f"<0x{byte:02X}>": 20 + byte for byte in range(256)}
+    if name in ("LlamaTokenizer", "GemmaTokenizer"):
+        vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, **PIECES, **bytes_}
+        if name == "GemmaTokenizer":
+            vocab |= {"<pad>": 300, "<eos>": 301, "<bos>": 302, "<mask>": 303}
+        return getattr(transformers, name)(vocab=vocab, merges=MERGES)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(alphabet)}
+    vocab |= {"he": 256, "ll": 257, "<|endoftext|>": 258}
+    return getattr(transformers, name)(vocab=vocab, merges=[("h", "e"), ("l", "l")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizer", "GemmaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"]
+)
+def test_known_classes_equal_transformers(tmp_path, name):
+    """The classes that are served without Transformers add nothing to the files they write."""
+    from transformers import AutoTokenizer
+
+    make_of_class(name).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    ours, theirs = get_tokenizer(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    assert isinstance(ours, FastTokenizer)
+    for text in [
+        *TEXTS,
+        "hello 123",
+        "  hello\n\nworld  ",
+        "\u00f6 \U0001f600",
+        "<|endoftext|>x</s>",
+    ]:
+        for special in (True, False):
+            ids = ours.encode(text, add_special_tokens=special)
+            assert ids == theirs.encode(text, add_special_tokens=special)
+            assert ours.decode(ids) == theirs.decode(ids)
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert (len(ours), ours.vocab_size) == (len(theirs), theirs.vocab_size)
+
+
+@pytest.mark.slow
+def test_other_classes_go_through_transformers(tmp_path):
+    """A class that does more than its files say must not be served by the thin one."""
+    path = byte_level(tmp_path, {"tokenizer_class": "BertTokenizer"})
+    assert not isinstance(get_tokenizer(path), FastTokenizer)

@@ -39,7 +39,11 @@ def write_gguf(path, architecture="llama", tensors=(), **values):
     }
     for key, value in {**fields, **values}.items():
         name = key.replace("__", ".")
-        name = name if name.startswith(("tokenizer.", "general.")) else f"{architecture}.{name}"
+        name = (
+            name
+            if name.startswith(("tokenizer.", "general.", "split."))
+            else f"{architecture}.{name}"
+        )
         if isinstance(value, str):
             writer.add_string(name, value)
         elif isinstance(value, float):
@@ -151,6 +155,7 @@ def test_other_rope_factors_are_refused(tmp_path):
     [
         ("bert", {}, "'bert' is not supported; supported: llama"),
         ("llama", {"expert_count": 8}, "mixture-of-experts"),
+        ("llama", {"split__count": 3}, "one part of a model split over 3 files"),
         ("llama", {"embedding_length": None}, "llama.embedding_length is missing"),
     ],
 )

@@ -140,9 +140,17 @@ def _converted_by_transformers(file: GGUFFile) -> Tokenizer:
 
 def _convert(file: GGUFFile) -> Tokenizer:
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     kind, pre = file.get("tokenizer.ggml.model"), file.get("tokenizer.ggml.pre")
     logger.info("converting the tokenizer of %s (%s, %s); this is done once", file.path, kind, pre)
+    if kind == "gpt2" and pre not in GGUF_PRE_TOKENIZER_SPLITS:
+        logger.warning(
+            "the split rule %r of %s is not known; GPT-2's is used, so some texts may become "
+            "other tokens than the model was trained on: pass --tokenizer with a directory",
+            pre,
+            file.path,
+        )
     try:
         architecture, parts, _ = get_gguf_tokenizer(str(file.path))
         backend, _ = convert_gguf_tokenizer(architecture, parts)

@@ -64,6 +64,11 @@ def gguf_architecture(file: GGUFFile) -> GGUFArchitecture:
         raise GGUFError(
             f"{file.path}: a mixture-of-experts llama; supported GGUF architectures are dense ones"
         )
+    if (file.get("split.count") or 1) > 1:
+        raise GGUFError(
+            f"{file.path}: one part of a model split over {file.get('split.count')} files; "
+            "join them first with `llama-gguf-split --merge`"
+        )
     entry = GGUF_ARCHITECTURES.get(name)
     if entry is None:
         supported = ", ".join(sorted(GGUF_ARCHITECTURES))

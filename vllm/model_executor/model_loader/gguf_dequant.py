@@ -26,15 +26,11 @@ _PLAIN_TYPES = {
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
 # Block formats of `gguf.quants`.
-_OTHER_TYPES = tuple(
-    kind
-    for kind in GGMLQuantizationType
-    if kind.name
-    in (
-        "Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 "
-        "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M IQ4_NL IQ4_XS"
-    ).split()
-)
+_OTHER_NAMES = (
+    "Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 "
+    "IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M IQ4_NL IQ4_XS"
+).split()
+_OTHER_TYPES = tuple(kind for kind in GGMLQuantizationType if kind.name in _OTHER_NAMES)
 
 
 def _scales(blocks: np.ndarray, num_scales: int) -> np.ndarray:
