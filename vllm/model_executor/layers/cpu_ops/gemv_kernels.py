@@ -15,110 +15,106 @@ from .rows import each_range, jit
 from .simd import I64, Simd, _none, const, load, make_intrinsic, store
 
 ZERO = np.float32(0)
-TILE = 4  # rows of W at a time
+UNROLL = 4  # vectors of a row in flight; each sums into an accumulator of its own
 
 
-def make_dot_tile(simd: Simd, rows: int, columns: int) -> Callable:
-    """Intrinsic (w, w_row, x, x_row, sums, k): sums[j * rows + i] = dot(w[i], x[j]), float32; strides in bytes."""
+def make_dot(simd: Simd, columns: int) -> Callable:
+    """Intrinsic (w, x, x_row, sums, k): sums[j] = dot(w, x[j]) for `columns` rows of x, float32; x_row in bytes.
+
+    A row of W is read from end to end: the hardware prefetches one long stream far better than several short ones.
+    """
     e, pairs, size = simd.emit, simd.pairs, simd.itemsize
     madd = multiply_add(simd, True) if pairs else (lambda b, acc, x, y: e.fma(b, x, y, acc))
-    step = e.lanes * (2 if pairs else 1)
+    lane_values = e.lanes * (2 if pairs else 1)
+    step = UNROLL * lane_values
+    cells = [(u, j) for u in range(UNROLL) for j in range(columns)]
 
     def fetch(b, address, count):
         if not pairs:
             return simd.emit_load(b, address, count)
         if count is None:
             return load(b, address, e.i32, 2)
-        return e.load_tail(b, address, e.i32, "i32", b.lshr(count, const(I64, 1)))
+        return e.load_tail(b, address, e.i32, "i32", b.ashr(count, const(I64, 1)))
 
-    def accumulate(b, acc, w, w_row, x, x_row, offset, count):
-        def at(base, stride, i):
-            return b.add(b.add(base, b.mul(stride, const(I64, i))), offset)
+    def accumulate(b, acc, w, x, x_row, first, rest):
+        """One step from value `first`; `rest` values are left where that is less than a step, else None."""
+        new = {}
+        for u in range(UNROLL):
+            offset = b.mul(b.add(first, const(I64, u * lane_values)), const(I64, size))
+            count = None if rest is None else b.sub(rest, const(I64, u * lane_values))
+            weight = fetch(b, b.add(w, offset), count)
+            for j in range(columns):
+                row = b.add(x, b.mul(x_row, const(I64, j)))
+                new[u, j] = madd(b, acc[u, j], weight, fetch(b, b.add(row, offset), count))
+        return new
 
-        weights = [fetch(b, at(w, w_row, i), count) for i in range(rows)]
-        inputs = [fetch(b, at(x, x_row, j), count) for j in range(columns)]
-        return {(i, j): madd(b, acc[i, j], weights[i], inputs[j]) for i, j in acc}
-
-    def emit(b: ir.IRBuilder, w, w_row, x, x_row, sums, k):
-        cells = [(i, j) for j in range(columns) for i in range(rows)]
+    def emit(b: ir.IRBuilder, w, x, x_row, sums, k):
         zero, full = const(e.f32, 0.0), b.mul(b.udiv(k, const(I64, step)), const(I64, step))
         entry, loop, after = b.block, b.append_basic_block("dot.loop"), b.append_basic_block("dot.after")
         rest, done = b.append_basic_block("dot.rest"), b.append_basic_block("dot.done")
         b.cbranch(b.icmp_signed(">", full, const(I64, 0)), loop, after)
         b.position_at_end(loop)
         index, acc = b.phi(I64), {cell: b.phi(e.f32) for cell in cells}
-        new = accumulate(b, acc, w, w_row, x, x_row, b.mul(index, const(I64, size)), None)
+        new = accumulate(b, acc, w, x, x_row, index, None)
         following = b.add(index, const(I64, step))
         b.cbranch(b.icmp_signed("<", following, full), loop, after)
-        index.add_incoming(const(I64, 0), entry)
-        index.add_incoming(following, loop)
+        _incoming(index, (const(I64, 0), entry), (following, loop))
         b.position_at_end(after)
-        totals = {}
+        totals = {cell: b.phi(e.f32) for cell in cells}
         for cell in cells:
-            acc[cell].add_incoming(zero, entry)
-            acc[cell].add_incoming(new[cell], loop)
-            totals[cell] = b.phi(e.f32)
-            totals[cell].add_incoming(zero, entry)
-            totals[cell].add_incoming(new[cell], loop)
+            _incoming(acc[cell], (zero, entry), (new[cell], loop))
+            _incoming(totals[cell], (zero, entry), (new[cell], loop))
         b.cbranch(b.icmp_signed("<", full, k), rest, done)
         b.position_at_end(rest)
-        edge = accumulate(b, totals, w, w_row, x, x_row, b.mul(full, const(I64, size)), b.sub(k, full))
+        edge = accumulate(b, totals, w, x, x_row, full, b.sub(k, full))
         b.branch(done)
         b.position_at_end(done)
         final = {cell: b.phi(e.f32) for cell in cells}
-        for n, cell in enumerate(cells):
-            final[cell].add_incoming(totals[cell], after)
-            final[cell].add_incoming(edge[cell], rest)
-        for n, cell in enumerate(cells):
-            total = e.reduce(b, final[cell], lambda b, p, q: b.fadd(p, q))
-            store(b, total, b.add(sums, const(I64, 4 * n)), 4)
+        for cell in cells:
+            _incoming(final[cell], (totals[cell], after), (edge[cell], rest))
+        for j in range(columns):
+            total = final[0, j]
+            for u in range(1, UNROLL):
+                total = b.fadd(total, final[u, j])
+            store(b, e.reduce(b, total, lambda b, p, q: b.fadd(p, q)), b.add(sums, const(I64, 4 * j)), 4)
         return _none(b)
 
     i64 = types.int64
-    return make_intrinsic(types.void(*[i64] * 6), emit)
+    return make_intrinsic(types.void(*[i64] * 5), emit)
+
+
+def _incoming(phi: ir.PhiInstr, *pairs: tuple[ir.Value, ir.Block]) -> None:
+    for value, block in pairs:
+        phi.add_incoming(value, block)
 
 
 def make_gemv(simd: Simd) -> Callable:
     """out[m, n] = dot(x[m], w[n]) + bias[n] for a range of n, all m; every sum in the same order for every m and range."""
     iload64, fload1, load1, store1, stack = simd.iload64, simd.fload1, simd.load1, simd.store1, simd.stack
-    itemsize = simd.itemsize
-    tiles = {(r, c): make_dot_tile(simd, r, c) for r in (TILE, 1) for c in (4, 1)}
-    tall4, tall1, row4, row1 = tiles[TILE, 4], tiles[TILE, 1], tiles[1, 4], tiles[1, 1]
+    itemsize, dot4, dot2, dot1 = simd.itemsize, make_dot(simd, 4), make_dot(simd, 2), make_dot(simd, 1)
 
     @jit
-    def put(p, sums, m, n, rows, columns):
+    def row(p, sums, n):
+        x_row, out_row, k = iload64(p + A.GEMV_X_ROW), iload64(p + A.GEMV_OUT_ROW), iload64(p + A.GEMV_K)
+        w, m, count = iload64(p + A.GEMV_W) + n * iload64(p + A.GEMV_W_ROW), 0, iload64(p + A.GEMV_M)
         bias, out = iload64(p + A.GEMV_BIAS), iload64(p + A.GEMV_OUT) + itemsize * n
-        for j in range(columns):
-            to = out + (m + j) * iload64(p + A.GEMV_OUT_ROW)
-            for i in range(rows):
-                shift = load1(bias + itemsize * (n + i)) if bias else ZERO
-                store1(to + itemsize * i, fload1(sums + 4 * (j * rows + i)) + shift)
-
-    @jit
-    def tile(p, sums, n, rows):
-        w_row, x_row, k = iload64(p + A.GEMV_W_ROW), iload64(p + A.GEMV_X_ROW), iload64(p + A.GEMV_K)
-        w, m, count = iload64(p + A.GEMV_W) + n * w_row, 0, iload64(p + A.GEMV_M)
+        shift = load1(bias + itemsize * n) if bias else ZERO
         while m < count:
-            x = iload64(p + A.GEMV_X) + m * x_row
-            columns = 4 if count - m >= 4 else 1
+            x, columns = iload64(p + A.GEMV_X) + m * x_row, 4 if count - m >= 4 else 2 if count - m >= 2 else 1
             if columns == 4:
-                if rows == TILE:
-                    tall4(w, w_row, x, x_row, sums, k)
-                else:
-                    row4(w, w_row, x, x_row, sums, k)
-            elif rows == TILE:
-                tall1(w, w_row, x, x_row, sums, k)
+                dot4(w, x, x_row, sums, k)
+            elif columns == 2:
+                dot2(w, x, x_row, sums, k)
             else:
-                row1(w, w_row, x, x_row, sums, k)
-            put(p, sums, m, n, rows, columns)
+                dot1(w, x, x_row, sums, k)
+            for j in range(columns):
+                store1(out + (m + j) * out_row, fload1(sums + 4 * j) + shift)
             m += columns
 
     @jit
     def body(p, first, stop):
-        sums, n = stack(), first
-        while n < stop:
-            rows = TILE if stop - n >= TILE else 1
-            tile(p, sums, n, rows)
-            n += rows
+        sums = stack()
+        for n in range(first, stop):
+            row(p, sums, n)
 
     return each_range(simd, body)

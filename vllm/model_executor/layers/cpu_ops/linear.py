@@ -11,8 +11,11 @@ from .kernel_library import KernelTable
 from .ops import LIBRARY
 from .threads import Arguments, launch, num_threads
 
-# Rows of x up to which `gemv` is the faster; measured on a 2-core AVX512_BF16 machine. float32: torch always.
-MAX_GEMV_ROWS = {torch.bfloat16: 4, torch.float16: 4}
+# Crossover, measured with 1 and 2 threads on a 2-core AVX512_BF16 machine (Zen 4, weights larger than the caches):
+# up to 4 rows `gemv` is 1.2 to 3 times as fast as oneDNN; at 8 rows it still is where x fits in half the L1 cache, and at
+# 16 nowhere. float32: torch always.
+_FEW_ROWS, _SOME_ROWS, _SMALL_K = 4, 8, 1024
+_GEMV_DTYPES = (torch.bfloat16, torch.float16)
 _BYTES_WORTH_A_THREAD = 1 << 17
 _args = Arguments(op_args.GEMV_FORMAT)
 _GEMV = KernelTable(LIBRARY, "gemv")
@@ -48,7 +51,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """torch.nn.functional.linear, by whichever product is the faster for so many rows."""
     size = x.shape[-1]
     rows = x.numel() // size if size else 0
-    if not 0 < rows <= MAX_GEMV_ROWS.get(x.dtype, 0) or size % 2 or weight.stride(1) != 1:
+    few = 0 < rows <= _FEW_ROWS or (0 < rows <= _SOME_ROWS and size <= _SMALL_K)
+    if not few or x.dtype not in _GEMV_DTYPES or size % 2 or weight.stride(1) != 1:
         return F.linear(x, weight, bias)
     if x.dim() == 2:
         return gemv(x if x.stride(1) == 1 else x.contiguous(), weight, bias)

@@ -97,9 +97,11 @@ def _gate(table: KernelTable, x: torch.Tensor, out: torch.Tensor | None) -> torc
     size = shape[-1] // 2
     kernel, itemsize = table[dtype]
     if out is None:
-        out = x.new_empty((*shape[:-1], size))
-    if shape[-1] != 2 * size or out.dtype is not dtype or out.shape != (*shape[:-1], size):
-        raise ValueError(f"{table.name}: x {tuple(shape)} {dtype} must hold gate and up; out {tuple(out.shape)} {out.dtype}")
+        out = x.new_empty((shape[0], size) if len(shape) == 2 else (*shape[:-1], size))
+    elif out.dtype is not dtype or out.shape != (*shape[:-1], size):
+        raise ValueError(f"{table.name}: out {tuple(out.shape)} {out.dtype} does not fit x {tuple(shape)} {dtype}")
+    if shape[-1] != 2 * size:
+        raise ValueError(f"{table.name}: x {tuple(shape)} must hold gate and up, equally long")
     rows = x.numel() // (2 * size)
     threads, step = share(rows, rows * size * 4 * itemsize)
     x_row, out_row = _row_stride(x) * itemsize, _row_stride(out) * itemsize

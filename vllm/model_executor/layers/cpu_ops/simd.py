@@ -214,12 +214,12 @@ class Simd:
         self.copy = make_intrinsic(void(i64, i64, i64), self._emit_copy)
         # Address of 64 bytes of the caller's stack frame; call outside loops.
         self.stack = make_intrinsic(i64(), lambda b: b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, 8)), I64))
-        self.prefetch = make_intrinsic(void(i64), self._emit_prefetch)
+        self.prefetch = make_intrinsic(void(i64), self.emit_prefetch)
         # C's division: callers never pass negatives, and Python's rounding costs a branch.
         self.div = make_intrinsic(i64(i64, i64), lambda b, x, y: b.udiv(x, y))
 
     @staticmethod
-    def _emit_prefetch(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    def emit_prefetch(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
         args = (pointer(b, address, ir.IntType(8)), const(I32, 0), const(I32, 3), const(I32, 1))
         return _none(b, call(b, "llvm.prefetch.p0", ir.VoidType(), *args))
 
