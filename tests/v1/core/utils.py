@@ -30,8 +30,9 @@ EOS = 1
 
 
 @cache
-def _model_folder() -> str:
-    folder = Path(tempfile.mkdtemp(prefix="vllm-test-"))
+def _model_folder() -> tempfile.TemporaryDirectory:
+    # Removed with the object, when the process ends.
+    folder = tempfile.TemporaryDirectory(prefix="vllm-test-core-")
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -43,8 +44,8 @@ def _model_folder() -> str:
         "vocab_size": 1000,
         "max_position_embeddings": 1 << 20,
     }
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    (Path(folder.name) / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def make_config(
@@ -59,7 +60,7 @@ def make_config(
 ) -> VllmConfig:
     """A config for a small Llama, without weights."""
     return VllmConfig(
-        model_config=ModelConfig(model=_model_folder(), max_model_len=max_model_len),
+        model_config=ModelConfig(model=_model_folder().name, max_model_len=max_model_len),
         cache_config=CacheConfig(
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,

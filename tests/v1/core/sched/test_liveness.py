@@ -113,8 +113,8 @@ def test_every_waiting_request_is_overtaken_a_bounded_number_of_times():
     engine = start_with_20_free_pages()
     heads = [make_request(f"head{i}", 100 * PAGE, 2) for i in range(3)]
     engine.add(*heads)
-    for i in range(4 * MAX_OVERTAKEN):
-        engine.add(make_request(f"s{i}", 9 * PAGE, 2))
+    for i in range(2 * MAX_OVERTAKEN):
+        engine.add(*[make_request(f"s{i}.{j}", PAGE, 2) for j in range(7)])
         engine.step()
         assert all(head.num_overtaken <= MAX_OVERTAKEN for head in heads)
     engine.run()
@@ -178,6 +178,9 @@ def test_running_request_that_outgrows_the_pool(neighbours: int):
     assert last.finish_reason is FinishReason.ERROR
     assert len(engine.tokens("big")) == 7 * PAGE - 40 + 1
     assert f"{7 * PAGE - 40 + 1} generated" in last.error_message
+    assert "big" not in preemptions(engine)
+    end = next(s for s in engine.steps if "big" in s.finished_req_ids)
+    assert not end.preempted_req_ids
     assert all(len(engine.tokens(f"r{i}")) == 30 for i in range(neighbours))
 
 
@@ -204,16 +207,27 @@ def test_prompt_longer_than_the_model_or_the_step():
     assert "max_model_len is 64" in engine.outputs["a"][-1].error_message
 
 
-def test_window_request_that_cannot_be_computed_again():
-    """A sliding-window request may go on where it could not start over (a chunk needs more pages
-    than a token): preempted, it ends with an error rather than waiting for ever."""
+def test_window_request_that_cannot_start_over():
+    """With a sliding window a request may go on where it could not start over, since a chunk needs
+    more pages than a token. Preempted, it ends with an error; it must not wait for ever."""
     engine = Engine(
-        make_scheduler(6, window_spec(40), max_num_batched_tokens=80, max_model_len=4096)
+        make_scheduler(
+            6, window_spec(40), max_num_batched_tokens=80, max_model_len=4096, policy="priority"
+        )
     )
-    engine.add(make_request("a", 20, 70), make_request("b", 20, 300))
-    engine.run(max_steps=1000)
-    assert len(engine.tokens("a")) == 70
-    assert engine.finish_reason("b") in (FinishReason.LENGTH, FinishReason.ERROR)
+    engine.add(make_request("low", 20, 300, priority=1))
+    for _ in range(100):
+        engine.step()
+    engine.add(make_request("high", 20, 70, priority=0))
+    engine.run(max_steps=200)
+    assert len(engine.tokens("high")) == 70
+    assert engine.finish_reason("low") is FinishReason.ERROR
+    assert preemptions(engine) == ["low"]
+    # Alone it would have come to its end.
+    alone = Engine(make_scheduler(6, window_spec(40), max_num_batched_tokens=80, max_model_len=4096))
+    alone.add(make_request("low", 20, 300))
+    alone.run()
+    assert len(alone.tokens("low")) == 300
 
 
 def test_hybrid_pool_of_just_enough():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.v1.core.utils import Engine, make_request, make_scheduler
+from tests.v1.core.utils import Engine, full_spec, make_request, make_scheduler, window_spec
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreEventType, FinishReason
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
@@ -104,6 +104,33 @@ def test_common_prompts_of_one_step_are_computed_once():
     engine.add(*[make_request(f"r{i}", prefix + [600 + i] * 16) for i in range(32)])
     assert engine.step().total_num_scheduled_tokens == 528 + 31 * 16
     engine.run()
+
+
+@pytest.mark.parametrize(
+    ("pages", "specs"),
+    [
+        (60, (full_spec(4),)),
+        (22, (window_spec(10, 4),)),
+        (60, (full_spec(4), window_spec(10, 4))),
+        (60, (window_spec(6, 8), full_spec(4), window_spec(17, 8))),
+    ],
+)
+def test_pages_that_are_found_hold_what_was_computed(pages: int, specs):
+    """A small pool, common beginnings, preemption: the stand-in model reads every page a token
+    attends to and finds what belongs there, in every group."""
+    engine = Engine(
+        make_scheduler(pages, *specs, max_num_batched_tokens=40, max_model_len=128, max_num_seqs=8)
+    )
+    prefix = list(range(2, 52))
+    for i in range(40):
+        prompt = prefix[: 10 * (i % 6)] + [100 + i] * (3 + i % 7)
+        engine.add(make_request(f"r{i}", prompt, 30, hash_block_size=4))
+        for _ in range(i % 4):
+            engine.step()
+    engine.run()
+    assert all(len(engine.tokens(f"r{i}")) == 30 for i in range(40))
+    assert any(new.num_computed_tokens >= 40 for s in engine.steps for new in s.scheduled_new_reqs)
+    assert any(step.preempted_req_ids for step in engine.steps)
 
 
 # --- What runner and clients are told ---
@@ -335,8 +362,8 @@ def test_waiting_requests_cost_a_step_nothing():
     """10,000 waiting requests: a step looks at no more of them than it may pass over. Counted, not
     timed."""
 
-    def looked_at(num_waiting: int) -> int:
-        scheduler = make_scheduler(20, max_num_seqs=8)
+    def looked_at(num_waiting: int, pages: int) -> int:
+        scheduler = make_scheduler(pages, max_num_seqs=8)
         engine = Engine(scheduler)
         engine.add(*[make_request(f"r{i}", 100, 50) for i in range(num_waiting)])
         engine.step()
@@ -353,4 +380,5 @@ def test_waiting_requests_cost_a_step_nothing():
             engine.step()
         return count
 
-    assert looked_at(100) == looked_at(10_000)
+    assert looked_at(100, pages=20) == looked_at(10_000, pages=20) > 0
+    assert looked_at(100, pages=7) == 0, "no page is free, so nobody can start"

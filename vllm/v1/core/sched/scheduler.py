@@ -186,7 +186,6 @@ class Scheduler(SchedulerInterface):
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_hit_tokens
         request.num_computed_tokens = num_hit_tokens
-        request.num_overtaken = 0
         request.status = RequestStatus.RUNNING
         self._record(request, EngineCoreEventType.SCHEDULED)
         bisect.insort(self.running, request, key=self._order_key)
