@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import env_override as _env_override  # noqa: F401  (before torch is imported)
 from .version import __version__, __version_tuple__
 
 MODULE_ATTRS = {

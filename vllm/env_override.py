@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of other libraries that they read from the environment when they are loaded.
+
+Imported by `vllm` first of all. Without effect if torch was imported before; a user's own setting
+is kept.
+"""
+
+from __future__ import annotations
+
+import os
+
+# torch's OpenMP threads wait for each other by spinning, for about 5 ms unless told otherwise. A
+# forward pass on a CPU has hundreds of short parallel regions; where another process wants a core
+# (the API server does), every one of them would spin away the time slice its peer needs.
+_SPINS = "2000"
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
