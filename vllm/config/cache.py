@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from vllm.config.utils import config, hash_factors
 
 CacheDType = Literal["auto", "float16", "bfloat16", "float32"]
-PrefixCachingHashAlgo = Literal["sha256", "sha256_cbor"]
+PrefixCachingHashAlgo = Literal["sha256"]
 
 
 @config

@@ -157,8 +157,8 @@ def test_hashes_agree_between_processes_with_a_fixed_seed():
     def run(seed: str | None) -> str:
         env = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
         env |= {"PYTHONHASHSEED": seed} if seed else {}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
-        return done.stdout.decode()
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=env, capture_output=True, check=True).stdout.decode()
 
     assert run("7") == run("7") != run("8")
     assert run(None) != run(None)

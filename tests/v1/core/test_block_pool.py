@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing out, sharing, finding again and evicting blocks; and that the integrity check can fail."""
+"""Blocks are handed out, shared, found again and evicted; the integrity check can fail."""
 
 from __future__ import annotations
 

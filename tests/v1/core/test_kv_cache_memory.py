@@ -127,6 +127,14 @@ def test_null_page_counts():
         check_enough_kv_cache_memory(config, layers(4, 0), PAGE * 4 * 64)
 
 
+def test_nothing_fits():
+    """Memory for the null page alone: said so, without advice to set a length of 0."""
+    with pytest.raises(ValueError, match="enough for 0 tokens: give the KV cache more memory"):
+        check_enough_kv_cache_memory(make_config(), layers(4, 0), PAGE * 4)
+    with pytest.raises(ValueError, match="0.0 MiB"):
+        check_enough_kv_cache_memory(make_config(), layers(4, 0), -5)
+
+
 def test_override_takes_the_place_of_the_check():
     """With num_gpu_blocks_override the user has decided; long requests fail one by one."""
     config = make_config(num_gpu_blocks_override=7)
@@ -158,15 +166,6 @@ def test_what_is_promised_fits(full: int, windows: int, window: int, pages: int)
     if longest < 1024:
         with pytest.raises(ValueError, match="max_model_len"):
             check_enough_kv_cache_memory(make_config(max_model_len=longest + 1), specs, memory)
-
-
-def test_max_model_len_minus_one_takes_what_fits():
-    """-1 asks for the longest that fits; too little for anything is still an error."""
-    config = make_config(max_model_len=-1, max_num_batched_tokens=2048)
-    get_kv_cache_configs(config, [layers(4, 0)], [PAGE * 4 * 33])
-    assert config.model_config.max_model_len == 512
-    with pytest.raises(ValueError, match="enough for 0 tokens"):
-        get_kv_cache_configs(make_config(max_model_len=-1), [layers(4, 0)], [PAGE * 4])
 
 
 def test_workers_agree_on_pages():

@@ -245,7 +245,9 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
             return tuple([] for _ in found), 0
         return tuple(found), length
 
-    def _find_in(self, group: SpecGroup, block_hashes: list[BlockHash], max_length: int) -> CacheHit:
+    def _find_in(
+        self, group: SpecGroup, block_hashes: list[BlockHash], max_length: int
+    ) -> CacheHit:
         hashes: BlockHashList = resolve_block_hashes(
             block_hashes, self.hash_block_size, group.spec.block_size
         )

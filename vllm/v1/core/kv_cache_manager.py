@@ -247,8 +247,8 @@ class KVCacheManager:
         return self.coordinator.take_new_block_ids()
 
     def can_ever_hold(self, num_tokens: int, num_encoder_tokens: int = 0) -> bool:
-        """Whether a request of `num_tokens` tokens, computed from the start, fits into the pool with
-        nobody beside it."""
+        """Whether a request of `num_tokens` tokens, computed from the start, fits into the pool
+        with nobody beside it."""
         peak = self.coordinator.get_peak_blocks(num_tokens, num_encoder_tokens)
         return peak <= self.block_pool.num_usable_blocks
 

@@ -22,7 +22,6 @@ from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheS
 logger = init_logger(__name__)
 
 _NUM_NULL_BLOCKS = 1  # Page 0 is a placeholder and is never handed out.
-_AS_LONG_AS_FITS = -1  # A `max_model_len` to give.
 
 
 def max_memory_usage_bytes(vllm_config: VllmConfig, kv_cache_specs: Iterable[KVCacheSpec]) -> int:
@@ -65,7 +64,8 @@ def check_enough_kv_cache_memory(
     Raises:
         ValueError: it does not; says what is needed, what would fit, and what to change.
     """
-    _check_groups_fit(vllm_config, get_kv_cache_groups(vllm_config, kv_cache_spec), available_memory)
+    groups = get_kv_cache_groups(vllm_config, kv_cache_spec)
+    _check_groups_fit(vllm_config, groups, available_memory)
 
 
 def _check_groups_fit(
@@ -81,10 +81,10 @@ def _check_groups_fit(
     fitting = _longest_that_fits(vllm_config, groups, available_memory)
     advice = f"lower --max-model-len to {fitting} or less, or " if fitting > 0 else ""
     raise ValueError(
-        f"a request of max_model_len ({max_model_len} tokens) needs {_mib(needed)} of KV cache, but "
-        f"there are {_mib(max(available_memory, 0))}, enough for {fitting} tokens: {advice}give the "
-        "KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes; on a CPU "
-        "VLLM_CPU_KVCACHE_SPACE)"
+        f"a request of max_model_len ({max_model_len} tokens) needs {_mib(needed)} of KV cache, "
+        f"but there are {_mib(max(available_memory, 0))}, enough for {fitting} tokens: {advice}"
+        "give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes; on a "
+        "CPU VLLM_CPU_KVCACHE_SPACE)"
     )
 
 
@@ -118,19 +118,6 @@ def _longest_that_fits(
     return low
 
 
-def _fit_max_model_len(
-    vllm_config: VllmConfig, workers: list[tuple[list[KVCacheGroupSpec], int]]
-) -> None:
-    model_config = vllm_config.model_config
-    fitting = min(_longest_that_fits(vllm_config, own, memory) for own, memory in workers)
-    if 0 < fitting < model_config.max_model_len:
-        logger.info(
-            "max_model_len: %d instead of %d, as much as the KV cache holds",
-            fitting, model_config.max_model_len,
-        )  # fmt: skip
-        model_config.max_model_len = fitting
-
-
 def get_kv_cache_config_from_groups(
     vllm_config: VllmConfig, kv_cache_groups: list[KVCacheGroupSpec], available_memory: int
 ) -> KVCacheConfig:
@@ -151,8 +138,7 @@ def get_kv_cache_configs(
     available_memory: list[int],
 ) -> list[KVCacheConfig]:
     """The cache of each worker: the same groups everywhere (those of the whole model), each with
-    the worker's own layers, and the same number of pages. Where `max_model_len` was given as -1, it
-    is lowered in `vllm_config` to what fits.
+    the worker's own layers, and the same number of pages.
 
     Args:
         kv_cache_specs: the layers of each worker; all have some, or none has.
@@ -164,8 +150,6 @@ def get_kv_cache_configs(
     groups = get_kv_cache_groups(vllm_config, _merge_worker_specs(kv_cache_specs))
     own_groups = [_project(groups, specs) for specs in kv_cache_specs]
     workers = list(zip(own_groups, available_memory, strict=True))
-    if vllm_config.model_config.original_max_model_len == _AS_LONG_AS_FITS:
-        _fit_max_model_len(vllm_config, workers)
     for own, memory in workers:
         _check_groups_fit(vllm_config, own, memory)
     configs = [get_kv_cache_config_from_groups(vllm_config, own, memory) for own, memory in workers]

@@ -84,7 +84,7 @@ class SingleTypeKVCacheManager(ABC):
             num_live = max(0, num_known - num_skipped)
             num_new = min(num_new, max(0, self.max_admission_blocks_per_request - num_live))
         if new_computed_blocks:
-            num_new += sum(not block.is_null and block.ref_cnt == 0 for block in new_computed_blocks)
+            num_new += sum(not b.is_null and b.ref_cnt == 0 for b in new_computed_blocks)
         return num_new
 
     def get_peak_blocks(self, num_tokens: int, num_encoder_tokens: int) -> int:

@@ -114,7 +114,7 @@ def test_every_waiting_request_is_overtaken_a_bounded_number_of_times():
     heads = [make_request(f"head{i}", 100 * PAGE, 2) for i in range(3)]
     engine.add(*heads)
     for i in range(2 * MAX_OVERTAKEN):
-        engine.add(*[make_request(f"s{i}.{j}", PAGE, 2) for j in range(7)])
+        engine.add(*[make_request(f"s{i}.{j}", PAGE - 2, 2) for j in range(7)])
         engine.step()
         assert all(head.num_overtaken <= MAX_OVERTAKEN for head in heads)
     engine.run()
@@ -142,8 +142,8 @@ def test_prompt_that_can_never_fit():
     engine.step()
     (told,) = engine.outputs["big"]
     assert told.finish_reason is FinishReason.ERROR
-    for word in ("128 prompt tokens", "7 pages of 16 tokens", "--num-gpu-blocks-override"):
-        assert word in told.error_message
+    for words in ("128 of prompt", "7 pages of 16 tokens", "at most 112", "--num-gpu-blocks-"):
+        assert words in told.error_message
     engine.run()
     assert len(engine.tokens("a")) == 5
 
@@ -210,11 +210,8 @@ def test_prompt_longer_than_the_model_or_the_step():
 def test_window_request_that_cannot_start_over():
     """With a sliding window a request may go on where it could not start over, since a chunk needs
     more pages than a token. Preempted, it ends with an error; it must not wait for ever."""
-    engine = Engine(
-        make_scheduler(
-            6, window_spec(40), max_num_batched_tokens=80, max_model_len=4096, policy="priority"
-        )
-    )
+    config = {"max_num_batched_tokens": 80, "max_model_len": 4096, "policy": "priority"}
+    engine = Engine(make_scheduler(6, window_spec(40), **config))
     engine.add(make_request("low", 20, 300, priority=1))
     for _ in range(100):
         engine.step()
@@ -224,7 +221,7 @@ def test_window_request_that_cannot_start_over():
     assert engine.finish_reason("low") is FinishReason.ERROR
     assert preemptions(engine) == ["low"]
     # Alone it would have come to its end.
-    alone = Engine(make_scheduler(6, window_spec(40), max_num_batched_tokens=80, max_model_len=4096))
+    alone = Engine(make_scheduler(6, window_spec(40), **config))
     alone.add(make_request("low", 20, 300))
     alone.run()
     assert len(alone.tokens("low")) == 300

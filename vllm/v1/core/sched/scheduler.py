@@ -282,7 +282,9 @@ class Scheduler(SchedulerInterface):
             num_nans_in_logits=(output.num_nans_in_logits or {}).get(request_id, 0),
         )
 
-    def _address(self, by_client: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
+    def _address(
+        self, by_client: dict[int, list[EngineCoreOutput]]
+    ) -> dict[int, EngineCoreOutputs]:
         """An envelope for each client that is to be told something; stats go with the first."""
         outputs = {client: EngineCoreOutputs(outputs=made) for client, made in by_client.items()}
         if self._finished_by_client:
@@ -387,13 +389,18 @@ class Scheduler(SchedulerInterface):
         return None
 
     def _too_large_for_the_pool(self, request: Request) -> str:
-        managers = self.kv_cache_manager.single_type_managers
-        block_sizes = "/".join(str(size) for size in sorted({m.block_size for m in managers}))
+        manager, num_encoder_tokens = self.kv_cache_manager, self._num_encoder_tokens(request)
+        longest = bisect.bisect_left(
+            range(1, self.max_model_len + 1),
+            True,
+            key=lambda num_tokens: not manager.can_ever_hold(num_tokens, num_encoder_tokens),
+        )
+        block_sizes = sorted({m.block_size for m in manager.single_type_managers})
         return (
-            f"{request.num_prompt_tokens} prompt tokens and {request.num_output_tokens} generated "
-            "ones do not fit into the KV cache, even with nobody beside them: it has "
-            f"{self.kv_cache_manager.block_pool.num_usable_blocks} pages of {block_sizes} tokens, "
-            f"shared by {len(managers)} groups of layers. Ask for fewer tokens, or start the server "
+            f"the request has {request.num_tokens} tokens ({request.num_prompt_tokens} of prompt, "
+            f"{request.num_output_tokens} generated), but the KV cache "
+            f"({manager.block_pool.num_usable_blocks} pages of {'/'.join(map(str, block_sizes))} "
+            f"tokens) holds at most {longest} of one request: ask for fewer, or start the server "
             "with a larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
         )
 
