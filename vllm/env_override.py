@@ -14,5 +14,9 @@ import os
 # (the API server does), every one of them would spin away the time slice its peer needs.
 _SPINS = "2000"
 
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+# Names set here, not by the user: a process that runs another library's engine takes them back.
+changed: list[str] = []
+
+if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
+    os.environ["GOMP_SPINCOUNT"] = _SPINS
+    changed.append("GOMP_SPINCOUNT")

@@ -29,9 +29,8 @@ class CannedEngine:
         return Run(self.seconds.pop(0), tuple((self.token,) * length for _ in workload.prompts))
 
     def info(self) -> EngineInfo:
-        return EngineInfo(
-            self.name, "1", "float32", int(os.environ.get("OMP_NUM_THREADS", "0")), ""
-        )
+        threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+        return EngineInfo(self.name, "1", "float32", threads, os.environ.get("GOMP_SPINCOUNT", ""))
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,7 @@ class CannedSpec:
 
     name: str = "canned"
     fault: str = ""
+    is_peer: bool = False
 
     def build(self) -> CannedEngine:
         if self.fault == "raises in build":

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.benchmarks.engines import CannedSpec
+from vllm import env_override
 from vllm.benchmarks.process import EngineFailed, engine_processes
 from vllm.benchmarks.workload import random_workload
 from vllm.platforms.cpu_threads import plan_threads
@@ -27,6 +28,22 @@ def test_answers_and_threads():
         processes = [engine._process for engine in engines]
     assert os.environ.get("OMP_NUM_THREADS") == before
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+@pytest.mark.parametrize("users", [None, "77"])
+def test_peer_has_its_own_defaults(users, monkeypatch):
+    """What we set for our own engine is no handicap, or help, to the peer; what the user set holds
+    for both."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if users:
+        monkeypatch.setenv("GOMP_SPINCOUNT", users)
+        monkeypatch.setattr(env_override, "changed", [])
+    else:
+        monkeypatch.setattr(env_override, "changed", ["GOMP_SPINCOUNT"])
+    specs = [CannedSpec("ours"), CannedSpec("peer", is_peer=True)]
+    with engine_processes(specs) as (ours, peer):
+        assert ours.info().settings == (users or env_override._SPINS)
+        assert peer.info().settings == (users or "")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,10 @@ class BenchEngineSpec(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is another project's: it runs without what we set for ourselves."""
+
     def build(self) -> BenchEngine: ...
 
 
@@ -64,6 +68,7 @@ class VllmSpec:
     engine_args: EngineArgs
     detokenize: bool = False
     name: str = "vllm"
+    is_peer: bool = False
 
     def build(self) -> VllmEngine:
         return VllmEngine(self.engine_args, self.detokenize)

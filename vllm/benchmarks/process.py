@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from vllm import env_override
 from vllm.benchmarks.engine import BenchEngineSpec, EngineInfo, Run
 from vllm.benchmarks.workload import Workload
 from vllm.logger import init_logger
@@ -110,20 +111,23 @@ def engine_processes(specs: Sequence[BenchEngineSpec]) -> Iterator[list[EnginePr
 
 @contextmanager
 def _child_environment() -> Iterator[None]:
-    """OpenMP reads its thread count once, when it is loaded, so it must be there before."""
-    before = os.environ.get("OMP_NUM_THREADS")
+    """The user's environment and the number of threads: OpenMP reads both once, when loaded."""
+    before = dict(os.environ)
     os.environ["OMP_NUM_THREADS"] = str(plan_threads().num_threads)
+    for name in env_override.changed:
+        os.environ.pop(name, None)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _serve(spec: BenchEngineSpec, connection: Connection) -> None:
     """The process: builds the engine, then answers calls until the other end is closed."""
+    if spec.is_peer:  # what suits us may not suit it
+        for name in env_override.changed:
+            os.environ.pop(name, None)
     plan = plan_threads()
     try:
         if plan.bind:

@@ -40,6 +40,7 @@ class TransformersSpec:
     dtype: str
     cache: PeerCache | None = None
     name: str = "transformers"
+    is_peer: bool = True
 
     def build(self) -> TransformersEngine:
         return TransformersEngine(self.model_path, self.dtype, self.cache)
