@@ -173,11 +173,12 @@ def test_options_without_effect_warn(model_dir, caplog):
     logging.getLogger("vllm").addHandler(caplog.handler)
     try:
         EngineArgs(
-            model=model_dir, hf_token="x", gpu_memory_utilization=0.5
+            model=model_dir, hf_token="x", gpu_memory_utilization=0.5, enforce_eager=True
         ).create_engine_config()
     finally:
         logging.getLogger("vllm").removeHandler(caplog.handler)
     assert "--hf-token has no effect" in caplog.text
+    assert "--enforce-eager has no effect" in caplog.text
     assert "--gpu-memory-utilization 0.5 has no effect" in caplog.text
 
 

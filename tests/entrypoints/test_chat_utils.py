@@ -52,6 +52,30 @@ def test_reserved_variables(name):
         render_prompt(_Tokenizer(), [{"role": "user", "content": "x"}], template_kwargs={name: 1})
 
 
+def test_deep_variables():
+    """A request nested as deep as JSON allows must not become a fault of the server."""
+    from vllm.tokenizers import cached_get_tokenizer
+    from vllm.transformers_utils.embedded import resolve_model
+
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    tokenizer = cached_get_tokenizer(resolve_model(None))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        render_prompt(tokenizer, [{"role": "user", "content": "x"}], template_kwargs={"x": deep})
+
+
+def test_no_template_says_what_to_pass():
+    """Whatever the tokenizer's own words, the option is named."""
+
+    class Bare(_Tokenizer):
+        def get_chat_template(self, chat_template=None, tools=None):
+            raise ValueError("tokenizer.chat_template is not set")
+
+    with pytest.raises(ValueError, match="--chat-template"):
+        render_prompt(Bare(), [{"role": "user", "content": "x"}])
+
+
 def test_load_chat_template(tmp_path):
     """A file's text, or the template itself; a name that is neither is an error at the start."""
     file = tmp_path / "a.jinja"

@@ -83,6 +83,7 @@ _SHORT_FLAGS = {
 _WITHOUT_EFFECT = {
     "hf_token": "models are read from the local cache, nothing is fetched",
     "show_hidden_metrics_for_version": "no metric is hidden",
+    "enforce_eager": "no graphs are recorded, and the kernels have no other form",
 }
 
 
@@ -261,7 +262,7 @@ class EngineArgs:
 
     def _warn_of_args_without_effect(self) -> None:
         for name, reason in _WITHOUT_EFFECT.items():
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False):
                 logger.warning("%s has no effect: %s", _flag(name), reason)
 
 

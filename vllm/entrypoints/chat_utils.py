@@ -90,20 +90,32 @@ def render_prompt(
     reserved = [name for name in template_kwargs or {} if name in _RESERVED_VARIABLES]
     if reserved:
         raise ValueError(f"chat_template_kwargs cannot set {reserved[0]}")
-    rendered = tokenizer.apply_chat_template(
-        list(conversation),
-        chat_template=tokenizer.get_chat_template(chat_template),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        tokenize=False,
-        **(template_kwargs or {}),
-    )
-    assert isinstance(rendered, str)
     try:
+        rendered = tokenizer.apply_chat_template(
+            list(conversation),
+            chat_template=_template(tokenizer, chat_template),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tokenize=False,
+            **(template_kwargs or {}),
+        )
+        assert isinstance(rendered, str)
         rendered.encode()
     except UnicodeEncodeError:
         raise ValueError("the conversation is not valid Unicode") from None
+    except RecursionError:
+        raise ValueError("chat_template_kwargs is nested too deeply") from None
     return rendered
+
+
+def _template(tokenizer: TokenizerLike, chat_template: str | None) -> str:
+    try:
+        return tokenizer.get_chat_template(chat_template)
+    except ValueError as error:
+        advice = "start the server with --chat-template"
+        if "--chat-template" in str(error):
+            raise
+        raise ValueError(f"the model has no chat template that can be used; {advice}") from error
 
 
 def load_chat_template(chat_template: str | None) -> str | None:

@@ -17,6 +17,7 @@ from vllm.entrypoints.openai.cli_args import FrontendArgs, make_arg_parser
 from vllm.logger import init_logger, set_log_level
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.startup_timer import startup_timer
+from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -119,6 +120,7 @@ def _start_engine(args: AsyncEngineArgs, frontend: FrontendArgs) -> AsyncLLM:
     with startup_timer.phase("config"):
         vllm_config = args.create_engine_config()
         load_chat_template(frontend.chat_template)
+    logger.info("vLLM %s: loading %s", __version__, vllm_config.model_config.model)
     from vllm.v1.engine.launch import launch_engine_core
 
     process = launch_engine_core()

@@ -132,11 +132,12 @@ class OpenAIServing:
             RequestError: it has none, or surely more than the context.
         """
         tokenizer = self.tokenizer
+        limit = self.context.max_model_len
         # A text of megabytes would keep a core busy only to be refused.
-        if len(text) > self.context.max_model_len * self._max_chars_per_token:
+        if len(text) > limit and len(text) > limit * self._max_chars_per_token:
             raise RequestError(
-                f"{param} is too long: {len(text)} characters are more than the context of "
-                f"{self.context.max_model_len} tokens can hold",
+                f"{param} is too long: {len(text)} characters are more than this model's maximum "
+                f"context length of {limit} tokens can hold",
                 param=param,
             )
         if len(text) < _INLINE_CHARS:
