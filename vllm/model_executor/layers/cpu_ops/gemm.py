@@ -13,7 +13,7 @@ from collections.abc import Callable
 from llvmlite import ir
 from numba import njit, types
 
-from .simd import F32, I32, I64, BFloatType, Simd, _none, call, const, load, make_intrinsic, store
+from .simd import I32, I64, BFloatType, Simd, _none, call, const, load, make_intrinsic, store
 
 
 def multiply_add(simd: Simd, pairs: bool) -> Callable:
@@ -74,32 +74,44 @@ def make_tile(simd: Simd, rows: int, vectors: int, pairs: bool) -> Callable:
 
 def make_gemm(simd: Simd, pairs: bool) -> Callable:
     """gemm(a, lda, b, ldb, c, ldc, m, n_vectors, k, accumulate) over tiles; strides in bytes, k in words."""
-    tall, wide = 4, 4 if simd.lanes == 16 else 2
-    big, row = make_tile(simd, tall, wide, pairs), make_tile(simd, 1, wide, pairs)
-    big_edge, row_edge = make_tile(simd, tall, 1, pairs), make_tile(simd, 1, 1, pairs)
+    wide = 4 if simd.lanes == 16 else 2
+    tile4, tile3, tile2, tile1 = (make_tile(simd, rows, wide, pairs) for rows in (4, 3, 2, 1))
+    edge4, edge1 = make_tile(simd, 4, 1, pairs), make_tile(simd, 1, 1, pairs)
     width = 4 * simd.lanes
+
+    @njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    def column(a, lda, b, ldb, c, ldc, m, k, accumulate):
+        i = 0
+        while m - i >= 4:
+            tile4(a + i * lda, lda, b, ldb, c + i * ldc, ldc, k, accumulate)
+            i += 4
+        a, c = a + i * lda, c + i * ldc
+        if m - i == 3:
+            tile3(a, lda, b, ldb, c, ldc, k, accumulate)
+        elif m - i == 2:
+            tile2(a, lda, b, ldb, c, ldc, k, accumulate)
+        elif m - i == 1:
+            tile1(a, lda, b, ldb, c, ldc, k, accumulate)
+
+    @njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+    def edge(a, lda, b, ldb, c, ldc, m, k, accumulate):
+        i = 0
+        while i < m:
+            if m - i >= 4:
+                edge4(a + i * lda, lda, b, ldb, c + i * ldc, ldc, k, accumulate)
+                i += 4
+            else:
+                edge1(a + i * lda, lda, b, ldb, c + i * ldc, ldc, k, accumulate)
+                i += 1
 
     @njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
     def gemm(a, lda, b, ldb, c, ldc, m, n_vectors, k, accumulate):
         j = 0
+        while n_vectors - j >= wide:
+            column(a, lda, b + j * width, ldb, c + j * width, ldc, m, k, accumulate)
+            j += wide
         while j < n_vectors:
-            full = n_vectors - j >= wide
-            bj, cj, i = b + j * width, c + j * width, 0
-            while i < m:
-                ai, ci, many = a + i * lda, cj + i * ldc, m - i >= tall
-                if full:
-                    if many:
-                        big(ai, lda, bj, ldb, ci, ldc, k, accumulate)
-                    else:
-                        row(ai, lda, bj, ldb, ci, ldc, k, accumulate)
-                elif many:
-                    big_edge(ai, lda, bj, ldb, ci, ldc, k, accumulate)
-                else:
-                    row_edge(ai, lda, bj, ldb, ci, ldc, k, accumulate)
-                i += tall if many else 1
-            j += wide if full else 1
+            edge(a, lda, b + j * width, ldb, c + j * width, ldc, m, k, accumulate)
+            j += 1
 
     return gemm
-
-
-__all__ = ["F32", "make_gemm", "make_tile", "multiply_add"]

@@ -76,7 +76,7 @@ def make_plan(simd: Simd):
         padded_k = div(head_size + group - 1, group) * group
         padded_v = div(head_size + lanes - 1, lanes) * lanes
         rows = max(ROWS, iload64(p + A.GROUP))
-        words = padded_k + 4 * BLOCK + padded_k * (rows + BLOCK) + BLOCK * padded_v
+        words = padded_k + 8 * BLOCK + padded_k * (rows + BLOCK) + BLOCK * padded_v
         words += 2 * rows * BLOCK + 2 * rows * padded_v + 4 * rows
         istore64(p + A.NUM_ITEMS, items)
         istore64(p + A.PARTIAL_BYTES, partial_rows * 4 * (padded_v + lanes))
@@ -106,8 +106,8 @@ def make_set_up(simd: Simd):
         for i in range(0, padded_k, lanes):
             fstore(at + 4 * i, splat(ZERO))
         at = place(w, W.ZEROS, at, 4 * padded_k)
-        at = place(w, W.K_ROWS, at, 8 * BLOCK)
-        at = place(w, W.V_ROWS, at, 8 * BLOCK)
+        at = place(w, W.K_ROWS, at, 16 * BLOCK)
+        at = place(w, W.V_ROWS, at, 16 * BLOCK)
         at = place(w, W.Q, at, 4 * rows * padded_k)
         at = place(w, W.K, at, 4 * BLOCK * padded_k)
         at = place(w, W.V, at, 4 * BLOCK * padded_v)
@@ -195,7 +195,7 @@ def make_chunk(simd: Simd):
     )  # fmt: skip
     lanes, pairs = simd.lanes, simd.pairs
     gemm, softmax = make_gemm(simd, pairs), make_softmax(simd)
-    _, pack_block = make_pack(simd)
+    _, fetch_first, pack_block = make_pack(simd)
     per_word = 2 if pairs else 1
 
     @_jit
@@ -219,8 +219,10 @@ def make_chunk(simd: Simd):
             fstore1(state + 8 * row, MINUS_INF)
             fstore1(state + 8 * row + 4, ZERO)
         low, high = iload64(w + W.LOW), min(iload64(w + W.HIGH), (index + 1) * CHUNK)
-        for first in range(index * CHUNK, high, BLOCK):
-            if first + BLOCK > low:
+        start = max(index * CHUNK, div(low, BLOCK) * BLOCK)
+        if start < high:
+            fetch_first(p, w, start)
+            for first in range(start, high, BLOCK):
                 block(p, w, acc, state, first, div(min(BLOCK, high - first) + lanes - 1, lanes) * lanes)
 
     return chunk
@@ -296,7 +298,7 @@ def make_attend(simd: Simd):
     iload64, istore64, iload32, atomic_add, div = simd.iload64, simd.istore64, simd.iload32, simd.atomic_add, simd.div
     lanes = simd.lanes
     set_up, chunk = make_set_up(simd), make_chunk(simd)
-    pack_queries, _ = make_pack(simd)
+    pack_queries, _, _ = make_pack(simd)
     merge, clear_total, finish = make_merge(simd)
 
     @_jit

@@ -63,15 +63,15 @@ def make_pack_value_pair(simd: Simd, tail: bool):
 
 
 def make_pack(simd: Simd):
-    """pack_queries(p, w) and pack_block(p, w, first): copies of Q, and of BLOCK keys and values, in the tiles' layout."""
+    """pack_queries(p, w), fetch_first(p, w, first), pack_block(p, w, first, count): copies in the tiles' layout."""
     iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
     load, load_tail, fstore = simd.load, simd.load_tail, simd.fstore
     store, store_tail = simd.store, simd.store_tail
-    pairs, lanes, itemsize = simd.pairs, simd.lanes, simd.itemsize
+    pairs, lanes, itemsize, prefetch = simd.pairs, simd.lanes, simd.itemsize, simd.prefetch
     word_bytes = 4 if simd.dtype == "bfloat16" else itemsize
     square, square_tail = make_pack_keys(simd, False), make_pack_keys(simd, True)
     pair, pair_tail = make_pack_value_pair(simd, False), make_pack_value_pair(simd, True)
-    elements_per_word = word_bytes // itemsize
+    elements_per_word, rows_per_step = word_bytes // itemsize, 2 if pairs else 1
     out_rows = lanes * (2 if elements_per_word == 2 and not pairs else 1)
 
     @_jit
@@ -102,36 +102,58 @@ def make_pack(simd: Simd):
                 out += out_stride
 
     @_jit
-    def locate(p, w, first, count):
-        """Row addresses of `count` keys; those outside [LOW, HIGH) point at zeros."""
-        k_rows, v_rows, zeros = iload64(w + W.K_ROWS), iload64(w + W.V_ROWS), iload64(w + W.ZEROS)
-        low, high, head = iload64(w + W.LOW), iload64(w + W.HIGH), iload64(w + W.KV_HEAD)
-        k, v = iload64(p + A.K) + head * iload64(p + A.K_HEAD), iload64(p + A.V) + head * iload64(p + A.V_HEAD)
-        k_block, k_token, v_block, v_token = (
-            iload64(p + A.K_BLOCK), iload64(p + A.K_TOKEN), iload64(p + A.V_BLOCK), iload64(p + A.V_TOKEN),
-        )  # fmt: skip
-        size = iload64(p + A.TOKENS_PER_BLOCK)
+    def locate_page(p, w, k_out, v_out, first, column, slot, stop):
+        """Row addresses of keys [first, stop) that lie in one page, from its slot `slot` on."""
         table = iload64(p + A.BLOCK_TABLE) + iload64(w + W.REQUEST) * iload64(p + A.TABLE_STRIDE)
-        column, slot, block = div(first, size), first - div(first, size) * size, -1
-        for j in range(count):
-            if low <= first + j < high:
-                if block < 0:
-                    block = iload32(table + 4 * column)
-                istore64(k_rows + 8 * j, k + block * k_block + slot * k_token)
-                istore64(v_rows + 8 * j, v + block * v_block + slot * v_token)
-            else:
-                istore64(k_rows + 8 * j, zeros)
-                istore64(v_rows + 8 * j, zeros)
-            slot += 1
-            if slot == size:
-                slot, column, block = 0, column + 1, -1
+        block, head = iload32(table + 4 * column), iload64(w + W.KV_HEAD)
+        k_token, v_token = iload64(p + A.K_TOKEN), iload64(p + A.V_TOKEN)
+        k = iload64(p + A.K) + head * iload64(p + A.K_HEAD) + block * iload64(p + A.K_BLOCK) + slot * k_token
+        v = iload64(p + A.V) + head * iload64(p + A.V_HEAD) + block * iload64(p + A.V_BLOCK) + slot * v_token
+        for j in range(stop - first):
+            istore64(k_out + 8 * j, k + j * k_token)
+            istore64(v_out + 8 * j, v + j * v_token)
 
     @_jit
-    def pack_keys(p, w, count):
+    def locate(p, w, first):
+        """Row addresses of the BLOCK keys from `first`, in this turn's half of the table; zeros outside [LOW, HIGH)."""
+        zeros, size = iload64(w + W.ZEROS), iload64(p + A.TOKENS_PER_BLOCK)
+        half = 8 * (first & BLOCK)
+        k_rows, v_rows = iload64(w + W.K_ROWS) + half, iload64(w + W.V_ROWS) + half
+        start, stop = max(iload64(w + W.LOW), first), min(iload64(w + W.HIGH), first + BLOCK)
+        if stop - start < BLOCK:
+            for j in range(BLOCK):
+                istore64(k_rows + 8 * j, zeros)
+                istore64(v_rows + 8 * j, zeros)
+        while start < stop:
+            column = div(start, size)
+            slot = start - column * size
+            end = min(stop, start - slot + size)
+            at = 8 * (start - first)
+            locate_page(p, w, k_rows + at, v_rows + at, start, column, slot, end)
+            start = end
+
+    @_jit
+    def fetch(rows, count, row_bytes):
+        for j in range(count):
+            row = iload64(rows + 8 * j)
+            for offset in range(0, row_bytes, 64):
+                prefetch(row + offset)
+
+    @_jit
+    def fetch_first(p, w, first):
+        """Locates a chunk's first block and asks for all of it at once."""
+        locate(p, w, first)
+        half, row_bytes = 8 * (first & BLOCK), itemsize * iload64(p + A.HEAD_SIZE)
+        fetch(iload64(w + W.K_ROWS) + half, BLOCK, row_bytes)
+        fetch(iload64(w + W.V_ROWS) + half, BLOCK, row_bytes)
+
+    @_jit
+    def pack_keys(p, w, here, there, count):
         k_rows, out, words = iload64(w + W.K_ROWS), iload64(w + W.K), div(iload64(p + A.HEAD_SIZE), elements_per_word)
-        full = div(words, lanes) * lanes
+        full, row_bytes = div(words, lanes) * lanes, itemsize * iload64(p + A.HEAD_SIZE)
         for j in range(0, count, lanes):
-            rows, column = k_rows + 8 * j, out + 4 * j
+            fetch(k_rows + there + 8 * j, lanes, row_bytes)
+            rows, column = k_rows + here + 8 * j, out + 4 * j
             for d in range(0, full, lanes):
                 square(rows, d * word_bytes, column, 4 * BLOCK, 0)
                 column += 4 * BLOCK * out_rows
@@ -139,13 +161,14 @@ def make_pack(simd: Simd):
                 square_tail(rows, full * word_bytes, column, 4 * BLOCK, words - full)
 
     @_jit
-    def pack_values(p, w, count):
+    def pack_values(p, w, here, there, count):
         v_rows, out, head_size = iload64(w + W.V_ROWS), iload64(w + W.V), iload64(p + A.HEAD_SIZE)
         out_stride, full = 4 * iload64(w + W.PADDED_V), div(head_size, lanes) * lanes
-        for j in range(0, count, 2 if pairs else 1):
-            row = iload64(v_rows + 8 * j)
+        for j in range(0, count, rows_per_step):
+            fetch(v_rows + there + 8 * j, rows_per_step, itemsize * head_size)
+            row = iload64(v_rows + here + 8 * j)
             if pairs:
-                row1 = iload64(v_rows + 8 * j + 8)
+                row1 = iload64(v_rows + here + 8 * j + 8)
                 for d in range(0, full, lanes):
                     pair(row + 2 * d, row1 + 2 * d, out + 4 * d, 0)
                 if full < head_size:
@@ -159,8 +182,10 @@ def make_pack(simd: Simd):
 
     @_jit
     def pack_block(p, w, first, count):
-        locate(p, w, first, count)
-        pack_keys(p, w, count)
-        pack_values(p, w, count)
+        """Packs a block that was located before, and asks for the next one while it does."""
+        locate(p, w, first + BLOCK)
+        here, there = 8 * (first & BLOCK), 8 * ((first + BLOCK) & BLOCK)
+        pack_keys(p, w, here, there, count)
+        pack_values(p, w, here, there, count)
 
-    return pack_queries, pack_block
+    return pack_queries, fetch_first, pack_block
