@@ -55,6 +55,7 @@ TORCH_FREE = (
     "vllm.entrypoints.cli",
     "vllm.inputs",
     "vllm.v1.core",
+    "vllm.v1.kv_cache_geometry",
 )
 
 
