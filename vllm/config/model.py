@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
-TokenizerMode = Literal["auto", "hf", "slow"]
+TokenizerMode = Literal["auto", "hf"]
 LogprobsMode = Literal["raw_logprobs"]
 
 
@@ -38,7 +38,7 @@ class ModelConfig:
     tokenizer: str = None  # type: ignore[assignment]
     """Where the tokenizer is; left out: with the model."""
     tokenizer_mode: TokenizerMode | str = "auto"
-    """auto and hf: the fast tokenizer; slow: the Python one."""
+    """auto: without Transformers where that gives the same tokens; hf: Transformers' tokenizer."""
     trust_remote_code: bool = False
     """Run code that comes with the model."""
     dtype: ModelDType | Any = "auto"

@@ -49,6 +49,10 @@ def add_config_flags(
             kwargs["type"] = human_readable_int_or_auto
         flags = [f for f in (short_flags.get(arg), "--" + arg.replace("_", "-")) if f]
         help_text = docs.get(name, "").replace("%", "%%")
+        made = getattr(config, name, None)
+        if defaults[arg] is None and isinstance(made, (int, float)) and made is not False:
+            # Left out, the config's default counts, so far as it fits what else was given.
+            help_text += f" (default: {made})"
         group.add_argument(*flags, default=defaults[arg], help=help_text, **kwargs)
 
 
@@ -64,13 +68,13 @@ def _flag_kwargs(hint: Any) -> dict[str, Any]:
     kinds = {get_origin(member) or member for member in members}
     optional = types.NoneType in kinds
     if bool in kinds and str in kinds:
-        return {"nargs": "?", "const": True}
+        return {"nargs": "?", "const": True, "metavar": "TOKEN"}
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     if Literal in kinds and not kinds & {str, Any}:
         return {"choices": [value for m in members if get_origin(m) is Literal for value in get_args(m)]}
     if list in kinds:
-        return {"nargs": "+"}
+        return {"nargs": "+", "metavar": "NAME"}
     if dict in kinds or any(dataclasses.is_dataclass(kind) for kind in kinds):
         return {"type": _json_object, "metavar": "JSON"}
     for kind, parse in ((int, human_readable_int), (float, _number)):

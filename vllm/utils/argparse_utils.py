@@ -156,7 +156,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        has_default = action.default not in (None, argparse.SUPPRESS, [], {})
+        has_default = action.default not in (None, False, "", argparse.SUPPRESS, [], {})
         shows = bool(action.option_strings) and has_default and "%(default)" not in text
         return f"{text} (default: %(default)s)" if shows else text
 

@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import os
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import module_exists
 from vllm.version import __version__
 
 if TYPE_CHECKING:
-    import argparse
-
     from vllm.entrypoints.cli.types import CLISubcommand
 
 
@@ -47,40 +47,38 @@ examples:
 
 def main() -> None:
     """Runs the command line of this process; exits with the command's status."""
-    argv = sys.argv[1:]
+    try:
+        sys.exit(_main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        # The reader of our output is gone (`vllm ... | head`): nobody is left to tell, and the
+        # interpreter must not try when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _main(argv: list[str]) -> int:
     wanted = next((arg for arg in argv if not arg.startswith("-")), None)
     parser, commands = _make_parser(wanted)
     args = parser.parse_args(argv)
     if args.subparser not in commands:
         parser.print_help()
-        sys.exit(0 if not argv else 2)
+        return 0 if not argv else 2
     command, command_parser = commands[args.subparser]
     args.parser = command_parser
-    sys.exit(_run(command, args))
-
-
-def _run(command: CLISubcommand, args: argparse.Namespace) -> int:
     try:
         command.validate(args)
     except ValueError as error:
-        args.parser.error(str(error))
-    try:
-        return command.cmd(args) or 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of our output is gone (`vllm ... | head`): nobody is left to tell.
-        sys.stderr.close()
-        return 128 + signal.SIGPIPE
+        command_parser.error(str(error))
+    return command.cmd(args) or 0
 
 
 def _make_parser(
     wanted: str | None,
 ) -> tuple[FlexibleArgumentParser, dict[str, tuple[CLISubcommand, FlexibleArgumentParser]]]:
     """The parser, with the flags of subcommand `wanted` alone."""
-    import argparse
-
     parser = FlexibleArgumentParser(
         prog="vllm",
         description="vLLM, compact: serves language models.",
@@ -99,12 +97,6 @@ def _make_parser(
         for command in importlib.import_module(entry.module).cmd_init():
             made[command.name] = (command, command.subparser_init(subparsers))
     return parser, made
-
-
-def fail(message: str, status: int = 1) -> NoReturn:
-    """Says what went wrong in one line and exits."""
-    print(f"vllm: error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(status)
 
 
 if __name__ == "__main__":
