@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from vllm.engine.unsupported_args import UNSUPPORTED_ENGINE_FLAGS
-from vllm.entrypoints.cli.main import fail
 from vllm.entrypoints.cli.types import CLISubcommand
 from vllm.logger import init_logger
 
@@ -56,7 +55,8 @@ class BenchmarkSubcommand(CLISubcommand):
             BENCHMARKS[args.bench_type].load().main(args)
         except (ValueError, EngineFailed) as error:
             logger.debug("bench %s failed", args.bench_type, exc_info=True)
-            fail(f"bench {args.bench_type}: {error}")
+            message = " ".join(str(error).split())
+            args.parser.exit(1, f"vllm bench {args.bench_type}: error: {message}\n")
         return 0
 
     def validate(self, args: argparse.Namespace) -> None:
