@@ -24,7 +24,7 @@ from vllm.v1.engine.input_processor import InputProcessor, split_request
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.request_state import RequestOutputCollector
 from vllm.v1.metrics.loggers import StatLoggerFactory, StatLoggerManager
-from vllm.v1.metrics.stats import IterationStats
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -270,13 +270,20 @@ class AsyncLLM:
         except asyncio.CancelledError:
             raise
         except EngineDeadError as error:
-            self.output_processor.propagate_error(error)
+            self._fail_requests(error)
         except Exception as error:
             # A fault here: outputs of all requests would be lost without a word.
             logger.exception("the output handler has failed; every request ends with an error")
             self.engine_core.dead_error = EngineDeadError(f"the output handler failed: {error}")
-            self.output_processor.propagate_error(self.engine_core.dead_error)
+            self._fail_requests(self.engine_core.dead_error)
             self._on_death()
+        finally:
+            self.engine_core.close_output()
+
+    def _fail_requests(self, error: EngineDeadError) -> None:
+        self.output_processor.propagate_error(error)
+        if self.logger_manager is not None:
+            self.logger_manager.record(SchedulerStats(), None)
 
     async def _process_outputs(self, outputs: EngineCoreOutputs) -> None:
         """A large batch in parts, so that other coroutines are not kept waiting."""
@@ -369,7 +376,7 @@ class AsyncLLM:
             return
         self._is_stopped = True
         self.engine_core.shutdown(timeout)
-        self.output_processor.propagate_error(self.dead_error)
+        self._fail_requests(self.dead_error)
         if self._loop is not None and not self._loop.is_closed():
             for task in self._tasks:
                 self._loop.call_soon_threadsafe(task.cancel)

@@ -125,6 +125,7 @@ class _MPClient:
         if not self.engine_process.is_config_sent:
             self.engine_process.send_config(vllm_config, executor_class, log_stats)
         self.dead_error: EngineDeadError | None = None
+        self._is_shut_down = False
         self.on_death: Callable[[], None] | None = None
         self._encoder = MsgpackEncoder()
         self._decoder = MsgpackDecoder(EngineCoreOutputs)
@@ -147,7 +148,13 @@ class _MPClient:
         """Whether the engine core has ended without having been told to."""
         return self.dead_error is not None
 
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return not (self._is_shut_down or self.is_dead())
+
     def _check_alive(self) -> None:
+        if self._is_shut_down:
+            raise EngineDeadError("it was shut down")
         if self.dead_error is not None:
             # A fresh one each time: tracebacks pile up on an exception that is raised again.
             raise EngineDeadError() from self.dead_error
@@ -168,7 +175,12 @@ class _MPClient:
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the engine core's process."""
+        self._is_shut_down = True
         self.engine_process.shutdown(5.0 if timeout is None else timeout)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self.engine_process.close_sockets()
 
 
 def _tell_of_death(client: weakref.ref[_MPClient], error: EngineDeadError) -> None:
@@ -218,7 +230,7 @@ class SyncMPClient(_MPClient, EngineCoreClient):
         self._send(EngineCoreRequestType.ADD, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        if request_ids and not self.is_dead():
+        if request_ids and self.is_open():
             self._send(EngineCoreRequestType.ABORT, request_ids)
 
     def call_utility(self, method: str, *args: Any) -> Any:
@@ -273,6 +285,18 @@ class AsyncMPClient(_MPClient):
             self._answers.clear()
             raise
 
+    def close_output(self) -> None:
+        """Nobody will call `get_output_async` any more. Only in its event loop."""
+        if self._async_output is not None:
+            self._async_output.close()
+
+    def _close_sockets(self) -> None:
+        # What the event loop reads is closed there.
+        if self._async_output is None:
+            super()._close_sockets()
+        elif not self._input.closed:
+            self._input.close()
+
     def add_request(self, request: EngineCoreRequest) -> None:
         """Sends a request; waits for nothing.
 
@@ -283,7 +307,7 @@ class AsyncMPClient(_MPClient):
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """Ends requests; they give no further output. Does nothing on a dead engine core."""
-        if request_ids and not self.is_dead():
+        if request_ids and self.is_open():
             self._send(EngineCoreRequestType.ABORT, request_ids)
 
     async def call_utility_async(self, method: str, *args: Any) -> Any:

@@ -192,7 +192,8 @@ class EngineCoreProcess:
     def _bind_sockets(self) -> None:
         parent = None if len(tempfile.gettempdir()) < _MAX_FOLDER_LENGTH else "/tmp"
         self._resources.folder = tempfile.mkdtemp(prefix="vllm-", dir=parent)
-        context = zmq.Context()
+        # The process's own context: it is never terminated, which could wait for ever for a socket.
+        context = zmq.Context.instance()
         self.input_socket, self.output_socket = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         for made, name in ((self.input_socket, "in"), (self.output_socket, "out")):
             # No limits: the scheduler's queue is the place where requests wait. No lingering: what
@@ -201,8 +202,7 @@ class EngineCoreProcess:
             made.setsockopt(zmq.RCVHWM, 0)
             made.setsockopt(zmq.LINGER, 0)
             made.bind(self._address(name))
-        self.output_socket.bind("inproc://death")
-        self.context = context
+        self.output_socket.bind(_death_address(self.pid))
 
     def _address(self, name: str) -> str:
         return f"ipc://{self._resources.folder}/{name}"
@@ -245,6 +245,7 @@ class EngineCoreProcess:
         except (EOFError, OSError):
             raise self._died_at_start() from None
         self.shutdown()
+        self.close_sockets()
         if failure.is_user_error:
             raise ValueError(failure.message)
         raise RuntimeError(
@@ -254,6 +255,7 @@ class EngineCoreProcess:
 
     def _died_at_start(self) -> RuntimeError:
         self.shutdown()
+        self.close_sockets()
         return RuntimeError(
             f"the engine core ended while it started ({_how_it_ended(self._process.returncode)}); "
             "the log above says why, unless it was killed"
@@ -262,7 +264,7 @@ class EngineCoreProcess:
     def watch(self, on_death: Callable[[EngineDeadError], None]) -> None:
         """Calls `on_death`, in a thread of its own, when the process ends before `shutdown`. Also
         wakes whoever reads `output_socket`, with an empty message."""
-        args = (self._process, self.context, self._resources, on_death)
+        args = (self._process, self._resources, on_death)
         threading.Thread(target=_watch, args=args, name="engine-core-watch", daemon=True).start()
 
     def shutdown(self, timeout_s: float = 5.0) -> None:
@@ -270,10 +272,15 @@ class EngineCoreProcess:
         self._resources.release(timeout_s)
         self._finalizer.detach()
 
+    def close_sockets(self) -> None:
+        """Closes both sockets. Only in the thread that uses them."""
+        for made in (self.input_socket, self.output_socket):
+            if made is not None and not made.closed:
+                made.close()
+
 
 def _watch(
     process: subprocess.Popen,
-    context: zmq.Context,
     resources: _Resources,
     on_death: Callable[[EngineDeadError], None],
 ) -> None:
@@ -283,9 +290,13 @@ def _watch(
         return
     logger.error("the engine core's process %d has ended (%s)", process.pid, _how_it_ended(returncode))
     on_death(EngineDeadError(_how_it_ended(returncode)))
-    with context.socket(zmq.PUSH) as waker:
-        waker.connect("inproc://death")
+    with zmq.Context.instance().socket(zmq.PUSH) as waker:
+        waker.connect(_death_address(process.pid))
         waker.send(b"")
+
+
+def _death_address(pid: int) -> str:
+    return f"inproc://engine-core-{pid}-death"
 
 
 def _how_it_ended(returncode: int | None) -> str:
