@@ -79,7 +79,8 @@ class Request:
         self.sequence = next(_order_of_arrival)
         self.arrival_time = time.time() if arrival_time is None else arrival_time
         self.sampling_params = sampling_params
-        self.max_tokens = sampling_params.max_tokens or sys.maxsize
+        max_tokens = sampling_params.max_tokens
+        self.max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self.mm_features = mm_features or []
         self.lora_request = lora_request
         self.cache_salt = cache_salt

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.v1.core.utils import make_request
+from tests.v1.core.utils import Feature, Span, make_request
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name, sha256
 from vllm.v1.core.kv_cache_utils import (
@@ -25,21 +25,6 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
 )
 from vllm.v1.request import Request
-
-
-@dataclass
-class Span:
-    offset: int
-    length: int
-
-    def get_num_embeds(self) -> int:
-        return self.length
-
-
-@dataclass
-class Feature:
-    identifier: str
-    mm_position: Span
 
 
 @dataclass

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -124,6 +125,7 @@ def make_request(
     arrival_time: float | None = None,
     client_index: int = 0,
     cache_salt: str | None = None,
+    mm_features: list | None = None,
     ignore_eos: bool = True,
     **sampling,
 ) -> Request:
@@ -141,8 +143,28 @@ def make_request(
         arrival_time=arrival_time,
         client_index=client_index,
         cache_salt=cache_salt,
+        mm_features=mm_features,
         block_hasher=get_request_block_hasher(hash_block_size, sha256),
     )
+
+
+@dataclass
+class Span:
+    """Where an encoder input stands in the prompt; it has an embedding a token."""
+
+    offset: int
+    length: int
+
+    def get_num_embeds(self) -> int:
+        return self.length
+
+
+@dataclass
+class Feature:
+    """An encoder input."""
+
+    identifier: str
+    mm_position: Span
 
 
 class FakeModel:

@@ -9,6 +9,7 @@ from typing import Literal, overload
 
 from vllm.v1.core.kv_cache_block import KVCacheBlock
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
+from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import Request
@@ -92,7 +93,7 @@ class KVCacheManager:
         self.empty_kv_cache_blocks = KVCacheBlocks(tuple(() for _ in self.single_type_managers))
 
     @property
-    def single_type_managers(self):
+    def single_type_managers(self) -> tuple[SingleTypeKVCacheManager, ...]:
         """The manager of each group."""
         return self.coordinator.single_type_managers
 
