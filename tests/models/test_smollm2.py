@@ -47,7 +47,7 @@ def test_all_at_once_chunked_and_cached(prompts, expected):
 def test_preempted(prompts, expected):
     """A pool of 30 pages, where one request takes up to 23. Guards against a request that comes
     back with another's pages, or samples again what it had."""
-    llm = make_llm(num_gpu_blocks_override=31, max_num_seqs=50)
+    llm = make_llm(num_gpu_blocks_override=31, max_num_seqs=50, disable_log_stats=False)
     assert tokens(generate(llm, prompts)) == expected
     preemptions = next(m for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
     assert preemptions.value > 0
