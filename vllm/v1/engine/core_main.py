@@ -44,10 +44,10 @@ class Lifeline:
     """The connection to the front. A thread reads it: the config first, then the word to shut down,
     or the end of the front. Before there is an engine to shut down, both end the process at once."""
 
-    def __init__(self, control: Connection) -> None:
+    def __init__(self, control: Connection, folder: str) -> None:
         self.control = control
+        self._folder = folder
         self.starts: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.folder: str | None = None
         self._engine: EngineCoreProc | None = None
         self._is_over = threading.Event()
         self._front_pid = os.getppid()
@@ -77,18 +77,17 @@ class Lifeline:
         if self._engine is not None:
             self._engine.request_shutdown()
             time.sleep(_GRACE_S)
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)
 
 
-def main(control_fd: int) -> None:
-    """Entry of the process; `control_fd` is its end of the socket pair."""
+def main(control_fd: int, folder: str) -> None:
+    """Entry of the process: its end of the socket pair, and the folder of the ZMQ files."""
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group. The front drains its
     # requests first, and then tells us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    lifeline = Lifeline(Connection(control_fd))
+    lifeline = Lifeline(Connection(control_fd), folder)
     _name_this_process()
     status = 1
     try:
@@ -147,7 +146,6 @@ def _receive_start(lifeline: Lifeline) -> EngineCoreStart:
     with startup_timer.phase("wait for config"):
         message = lifeline.starts.get()
     start: EngineCoreStart = pickle.loads(message)
-    lifeline.folder = os.path.dirname(start.input_address.removeprefix("ipc://"))
     prefix = os.environ["VLLM_LOGGING_PREFIX"]
     os.environ.update(start.environ)
     os.environ["VLLM_LOGGING_PREFIX"] = prefix

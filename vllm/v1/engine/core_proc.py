@@ -58,19 +58,20 @@ class EngineCoreProc:
         self._outbox: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()
         self._is_shutting_down = False
         self._context = zmq.Context()
-        self._input = self._connect(zmq.PULL, start.input_address)
-        self._output = self._connect(zmq.PUSH, start.output_address)
+        self._input = self._socket(zmq.PULL)
+        self._input.bind(start.input_address)
+        self._output = self._socket(zmq.PUSH)
+        self._output.connect(start.output_address)
         self.engine_core = EngineCore(
             start.vllm_config, start.executor_class, start.log_stats, self._executor_failed
         )
         self._input.recv()  # The front's hello: now both sockets are connected.
         self._send_ready()
 
-    def _connect(self, kind: int, address: str) -> zmq.Socket:
+    def _socket(self, kind: int) -> zmq.Socket:
         made = self._context.socket(kind)
         made.setsockopt(zmq.SNDHWM, 0)
         made.setsockopt(zmq.RCVHWM, 0)
-        made.connect(address)
         return made
 
     def _send_ready(self) -> None:

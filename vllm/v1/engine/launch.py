@@ -79,12 +79,14 @@ class EngineCoreReady(msgspec.Struct):
 def launch_engine_core() -> EngineCoreProcess:
     """Starts the process; it begins with loading code. Imports no torch here."""
     began = time.monotonic()
+    parent = None if len(tempfile.gettempdir()) < _MAX_FOLDER_LENGTH else "/tmp"
+    folder = tempfile.mkdtemp(prefix="vllm-", dir=parent)
     ours, theirs = socket.socketpair()
     # The same search path, so that plugins and classes of the caller are found there too; the
     # caller's main module is not run again.
     command = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from vllm.v1.engine.core_main import main; main({theirs.fileno()})"
+        f"from vllm.v1.engine.core_main import main; main({theirs.fileno()}, {folder!r})"
     )
     with theirs:
         process = subprocess.Popen(
@@ -93,7 +95,8 @@ def launch_engine_core() -> EngineCoreProcess:
             pass_fds=[theirs.fileno()],
         )
     startup_timer.record("launch", began)
-    return EngineCoreProcess(process, Connection(ours.detach()), dict(os.environ))
+    resources = _Resources(process, Connection(ours.detach()), folder)
+    return EngineCoreProcess(resources, dict(os.environ))
 
 
 @dataclass
@@ -102,7 +105,7 @@ class _Resources:
 
     process: subprocess.Popen
     control: Connection
-    folder: str | None = None
+    folder: str
     is_shut_down: bool = False
 
     def release(self, timeout_s: float = 5.0) -> None:
@@ -125,21 +128,17 @@ class _Resources:
 
     def remove_folder(self) -> None:
         """Removes the ZMQ files; connected sockets go on without them."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder = None
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class EngineCoreProcess:
     """The engine core's process, seen from the front."""
 
-    def __init__(
-        self, process: subprocess.Popen, control: Connection, environ: dict[str, str]
-    ) -> None:
-        self._process = process
-        self._control = control
+    def __init__(self, resources: _Resources, environ: dict[str, str]) -> None:
+        self._process = resources.process
+        self._control = resources.control
         self._environ = environ
-        self._resources = _Resources(process, control)
+        self._resources = resources
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._is_config_sent = False
         self.vllm_config: VllmConfig | None = None
@@ -190,18 +189,18 @@ class EngineCoreProcess:
         self._is_config_sent = True
 
     def _bind_sockets(self) -> None:
-        parent = None if len(tempfile.gettempdir()) < _MAX_FOLDER_LENGTH else "/tmp"
-        self._resources.folder = tempfile.mkdtemp(prefix="vllm-", dir=parent)
         # The process's own context: it is never terminated, which could wait for ever for a socket.
         context = zmq.Context.instance()
         self.input_socket, self.output_socket = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        for made, name in ((self.input_socket, "in"), (self.output_socket, "out")):
+        for made in (self.input_socket, self.output_socket):
             # No limits: the scheduler's queue is the place where requests wait. No lingering: what
             # a dead engine did not take is of no use.
             made.setsockopt(zmq.SNDHWM, 0)
             made.setsockopt(zmq.RCVHWM, 0)
             made.setsockopt(zmq.LINGER, 0)
-            made.bind(self._address(name))
+        # Connected before the other side is bound, so that a send need not wait for a peer.
+        self.input_socket.connect(self._address("in"))
+        self.output_socket.bind(self._address("out"))
         self.output_socket.bind(_death_address(self.pid))
 
     def _address(self, name: str) -> str:
