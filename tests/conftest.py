@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # The engine checks its block bookkeeping whenever it is idle.
@@ -17,3 +20,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.getenv("CI") else "dev")
+
+
+@pytest.fixture
+def caplog_vllm(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """`caplog` for our logger, which does not hand its records on to the root logger."""
+    logger = logging.getLogger("vllm")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)

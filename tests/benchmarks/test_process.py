@@ -9,7 +9,7 @@ import pytest
 
 from tests.benchmarks.engines import CannedSpec
 from vllm import env_override
-from vllm.benchmarks.process import EngineFailed, engine_processes
+from vllm.benchmarks.process import EngineFailed, engine_processes, warn_if_busy
 from vllm.benchmarks.workload import random_workload
 from vllm.platforms.cpu_threads import plan_threads
 
@@ -28,6 +28,14 @@ def test_answers_and_threads():
         processes = [engine._process for engine in engines]
     assert os.environ.get("OMP_NUM_THREADS") == before
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_busy_machine_is_told(caplog_vllm):
+    """Guards against a ratio that only says which engine bears a crowded machine better."""
+    warn_if_busy(5.0)
+    assert not caplog_vllm.records
+    warn_if_busy(60.0)
+    assert "60 % of this machine's CPUs" in caplog_vllm.text
 
 
 @pytest.mark.parametrize("users", [None, "77"])

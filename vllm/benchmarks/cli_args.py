@@ -65,7 +65,7 @@ def add_shared_args(parser: FlexibleArgumentParser) -> None:
     )
     EngineArgs.add_cli_args(parser)
     # The same prompts every round: cached prefixes would make prompts free.
-    parser.set_defaults(enable_prefix_caching=False)
+    parser.set_defaults(enable_prefix_caching=False, disable_log_stats=True)
 
 
 def validate_shared_args(args: argparse.Namespace) -> None:

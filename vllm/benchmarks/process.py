@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 from vllm import env_override
 from vllm.benchmarks.engine import BenchEngineSpec, EngineInfo, Run
 from vllm.benchmarks.workload import Workload
@@ -21,6 +23,8 @@ from vllm.platforms.cpu_threads import plan_threads
 logger = init_logger(__name__)
 
 _STOP_TIMEOUT_S = 20.0
+_BUSY_SAMPLE_S = 1.0
+_BUSY_PERCENT = 10.0
 
 
 class EngineFailed(RuntimeError):
@@ -96,9 +100,21 @@ class EngineProcess:
         return answer
 
 
+def warn_if_busy(busy_percent: float) -> None:
+    """Warns that figures taken beside other work mean little, and compare even less: engines
+    differ in how much they lose when a core is taken away."""
+    if busy_percent > _BUSY_PERCENT:
+        logger.warning(
+            "other processes use %.0f %% of this machine's CPUs: figures taken now, ratios too, do "
+            "not hold on a quiet one",
+            busy_percent,
+        )
+
+
 @contextmanager
 def engine_processes(specs: Sequence[BenchEngineSpec]) -> Iterator[list[EngineProcess]]:
     """A process for each spec, all loaded, one after the other; closed at the end."""
+    warn_if_busy(psutil.cpu_percent(interval=_BUSY_SAMPLE_S))
     with ExitStack() as stack:
         engines = []
         for spec in specs:
