@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`extract_layer_index`: which integer of a name is the layer's."""
+"""Which integer of a name is the layer's, and how many attention modules each layer has."""
 
 from __future__ import annotations
 
 import pytest
 
+from vllm.model_executor.layer_index import count_attention_modules
 from vllm.model_executor.models.utils import extract_layer_index
 
 
@@ -35,3 +36,20 @@ def test_no_index():
     """Guessing 0 would let a nameless layer collide with the first."""
     with pytest.raises(ValueError, match="'lm_head' has no layer index"):
         extract_layer_index("lm_head")
+
+
+@pytest.mark.parametrize(
+    ("names", "modules"),
+    [
+        (["model.layers.0.self_attn.0.attn", "model.layers.0.self_attn.1.attn"], 2),
+        (["model.layers.0.attn.2", "model.layers.0.attn.0"], 3),
+        (["model.layers.0.self_attn.0", "model.layers.1.self_attn.0"], 1),
+        (["stages.0.layers.0.attn", "stages.0.layers.1.attn"], 1),
+        (["decoder.layers.0.self_attn.attn", "decoder.layers.0.encoder_attn.attn"], 1),
+        (["latent"], 1),
+        ([], 1),
+    ],
+)
+def test_attention_modules_of_a_layer(names, modules):
+    """Too few: two caches of one index, which some runners refuse. Too many: holes in the order."""
+    assert count_attention_modules(names) == modules

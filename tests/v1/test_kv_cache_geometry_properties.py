@@ -52,6 +52,17 @@ def test_runs_are_merged_and_ascend(geometry: KVCacheGeometry, page: int):
     assert runs[-1][0] + runs[-1][1] <= geometry.end
 
 
+@given(geometries(), st.data())
+def test_pages_as_bytes(geometry: KVCacheGeometry, data):
+    """What zeroing and copying go by: an index is a page, with all its bytes and no others."""
+    page = data.draw(st.integers(0, geometry.num_pages - 1))
+    raw = torch.zeros(geometry.end, dtype=torch.int8)
+    pages = geometry.page_view(raw)
+    assert pages.shape[0] == geometry.num_pages and pages[0].numel() == geometry.payload
+    pages[page].fill_(1)
+    assert set(raw.nonzero().flatten().tolist()) == page_bytes(geometry, page)
+
+
 @given(geometries())
 def test_observing_what_was_planned(geometry: KVCacheGeometry):
     """A connector that looks at the runner's tensor must come to what the runner planned."""

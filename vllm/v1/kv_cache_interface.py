@@ -8,9 +8,10 @@ bytes of a page lie is not said here.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from vllm.utils.math_utils import cdiv
@@ -24,12 +25,38 @@ if TYPE_CHECKING:
 _SpecT = TypeVar("_SpecT", bound="KVCacheSpec")
 
 
+_SCALE_BYTES = 4
+
+
+class KVQuantMode(IntEnum):
+    """How the numbers of a cache become those of the model. PER_TOKEN_HEAD: K and V of each token
+    and head are followed by a float32 scale of their own."""
+
+    NONE = 0
+    FP8_PER_TENSOR = 1
+    INT8_PER_TOKEN_HEAD = 2
+    FP8_PER_TOKEN_HEAD = 3
+
+    @property
+    def is_per_token_head(self) -> bool:
+        return self in (KVQuantMode.INT8_PER_TOKEN_HEAD, KVQuantMode.FP8_PER_TOKEN_HEAD)
+
+
+def get_kv_quant_mode(kv_cache_dtype: str) -> KVQuantMode:
+    """The mode of a `--kv-cache-dtype`."""
+    for mode in (KVQuantMode.INT8_PER_TOKEN_HEAD, KVQuantMode.FP8_PER_TOKEN_HEAD):
+        if kv_cache_dtype == mode.name.lower():
+            return mode
+    return KVQuantMode.FP8_PER_TENSOR if kv_cache_dtype.startswith("fp8") else KVQuantMode.NONE
+
+
 class KVCacheSpecKind(str, Enum):
     """The kinds of spec by name, as options and logs say them."""
 
     FULL_ATTENTION = "full_attention"
     SLIDING_WINDOW = "sliding_window"
     CROSS_ATTENTION = "cross_attention"
+    MAMBA = "mamba"
     UNKNOWN = "unknown"
 
 
@@ -84,6 +111,7 @@ class AttentionSpec(KVCacheSpec):
     head_size: int
     dtype: torch.dtype | str
     head_size_v: int = None  # type: ignore[assignment]
+    kv_quant_mode: KVQuantMode = KVQuantMode.NONE
     page_size_padded: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,9 +125,11 @@ class AttentionSpec(KVCacheSpec):
 
     @property
     def real_page_size_bytes(self) -> int:
-        """Bytes of a page that hold K and V."""
-        elements_per_token = self.num_kv_heads * (self.head_size + self.head_size_v)
-        return self.block_size * elements_per_token * get_dtype_size(self.dtype)
+        """Bytes of a page that hold K and V, and their scales."""
+        per_head = (self.head_size + self.head_size_v) * get_dtype_size(self.dtype)
+        if self.kv_quant_mode.is_per_token_head:
+            per_head += 2 * _SCALE_BYTES
+        return self.block_size * self.num_kv_heads * per_head
 
     @property
     def unpadded_page_size_bytes(self) -> int:
@@ -171,12 +201,39 @@ class CrossAttentionSpec(AttentionSpec):
         return cdiv(max_model_len, self.block_size) * self.page_size_bytes
 
 
+@dataclass(frozen=True)
+class MambaSpec(KVCacheSpec):
+    """The states of a recurrent layer, one after the other in a page: arrays of `shapes` and
+    `dtypes`, `block_size` tokens apart. No model here has such layers; runners of plugins may."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype | str, ...]
+    page_size_padded: int | None = None
+
+    @property
+    def page_size_bytes(self) -> int:
+        used = sum(
+            math.prod(shape) * get_dtype_size(dtype)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+        if self.page_size_padded is None:
+            return used
+        if self.page_size_padded < used:
+            raise ValueError(f"states of {used} bytes cannot be padded to {self.page_size_padded}")
+        return self.page_size_padded
+
+    def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
+        """One page: of a request only the latest state is kept."""
+        return self.page_size_bytes
+
+
 def get_kv_cache_spec_kind(kv_cache_spec: KVCacheSpec) -> KVCacheSpecKind:
     """The spec's kind by name."""
     kinds = {
         FullAttentionSpec: KVCacheSpecKind.FULL_ATTENTION,
         SlidingWindowSpec: KVCacheSpecKind.SLIDING_WINDOW,
         CrossAttentionSpec: KVCacheSpecKind.CROSS_ATTENTION,
+        MambaSpec: KVCacheSpecKind.MAMBA,
     }
     matches = (kind for spec, kind in kinds.items() if isinstance(kv_cache_spec, spec))
     return next(matches, KVCacheSpecKind.UNKNOWN)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
+from vllm.v1.kv_cache_geometry import probe_roles
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.platforms.interface import DeviceCapability
@@ -103,6 +105,22 @@ class AttentionBackend(ABC):
             NotImplementedError: the backend has no order of its own; memory is as the shape says.
         """
         raise NotImplementedError
+
+    @classmethod
+    def get_kv_cache_roles(cls, cache_dtype_str: str = "auto") -> tuple[str, ...]:
+        """What each dimension of `get_kv_cache_shape` is: block, kv, head, token or content. Found
+        by asking for shapes of telling sizes; a backend that says it itself is right sooner.
+
+        Raises:
+            ValueError: asking does not tell.
+        """
+        return probe_backend_roles(cls, cache_dtype_str)
+
+    @classmethod
+    def reads_kv_cache_strides(cls) -> bool:
+        """Whether kernels address the cache by the strides of its view. Only then can it be padded,
+        packed, or share memory with a cache that is laid out otherwise."""
+        return True
 
     @classmethod
     def full_cls_name(cls) -> tuple[str, str]:
@@ -204,6 +222,20 @@ class AttentionBackend(ABC):
             ),
         ]
         return [reason for holds, reason in checks if not holds]
+
+
+def probe_backend_roles(backend: type, cache_dtype_str: str = "auto") -> tuple[str, ...]:
+    """Roles of the dimensions of a backend's cache, found by probing; `backend` may be any class
+    with a `get_kv_cache_shape`."""
+    # Third-party backends may have nothing else.
+    block_sizes = getattr(backend, "get_supported_kernel_block_sizes", list)()
+    return probe_roles(
+        backend.get_kv_cache_shape,
+        cache_dtype_str,
+        block_sizes=[size for size in block_sizes if isinstance(size, int)],
+        head_sizes=getattr(backend, "get_supported_head_sizes", list)(),
+        name=backend.__qualname__,
+    )
 
 
 def _block_sizes(backend: type[AttentionBackend]) -> list[int | MultipleOf]:

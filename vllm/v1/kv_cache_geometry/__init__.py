@@ -17,6 +17,7 @@ from .fields import Field, Part, fused_fields, latent_fields, split_fields, stat
 from .geometry import KVCacheGeometry
 from .overlap import Ownership
 from .roles import probe_roles
+from .tensors import storage_bytes
 
 __all__ = [
     "ROLES",
@@ -33,4 +34,5 @@ __all__ = [
     "probe_roles",
     "split_fields",
     "state_fields",
+    "storage_bytes",
 ]

@@ -81,11 +81,10 @@ def check_dims(dims: tuple[Dim, ...], itemsize: int) -> None:
         reach = (dim.size - 1) * dim.stride + reach
 
 
-@lru_cache(maxsize=1024)
-def page_pattern(
-    dims: tuple[Dim, ...], itemsize: int, kernel_blocks_per_page: int
-) -> tuple[tuple[int, int], ...]:
-    """Merged (offset, length) runs of page 0, from its start."""
+def merged_steps(
+    dims: Sequence[Dim], itemsize: int, kernel_blocks_per_page: int
+) -> tuple[list[tuple[int, int]], int]:
+    """A page as few long runs: (stride, count) from the slowest to the fastest, bytes of a run."""
     steps = [
         (dim.stride, kernel_blocks_per_page if dim.role == "block" else dim.size) for dim in dims
     ]
@@ -93,7 +92,16 @@ def page_pattern(
     length = itemsize
     while inner and inner[0][0] == length:
         length *= inner.pop(0)[1]
-    offsets = [range(0, stride * size, stride) for stride, size in reversed(inner)]
+    return inner[::-1], length
+
+
+@lru_cache(maxsize=1024)
+def page_pattern(
+    dims: tuple[Dim, ...], itemsize: int, kernel_blocks_per_page: int
+) -> tuple[tuple[int, int], ...]:
+    """Merged (offset, length) runs of page 0, from its start."""
+    steps, length = merged_steps(dims, itemsize, kernel_blocks_per_page)
+    offsets = [range(0, stride * count, stride) for stride, count in steps]
     runs: list[tuple[int, int]] = []
     # Slow dimensions first: strides are nested, so starts ascend.
     for start in map(sum, itertools.product(*offsets)):

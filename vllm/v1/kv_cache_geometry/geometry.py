@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.utils.math_utils import exact_div
-from vllm.utils.torch_utils import dtype_name, get_dtype_size, str_dtype_to_torch_dtype
+from vllm.utils.torch_utils import dtype_name, get_dtype_size
 
-from .dims import Dim, check_dims, dense_strides, memory_order, page_pattern, plan_strides
+from .dims import (
+    Dim,
+    check_dims,
+    dense_strides,
+    memory_order,
+    merged_steps,
+    page_pattern,
+    plan_strides,
+)
 from .fields import Field, Part, state_fields, whole_content
 from .overlap import Ownership, first_overlap
+from .tensors import strided
 
 if TYPE_CHECKING:
     import torch
@@ -341,11 +350,14 @@ class KVCacheGeometry:
         Raises:
             ValueError: `raw` is too small.
         """
-        return _strided(raw, self.dtype, self.dims, self.offset)
+        return strided(raw, self.dtype, self.dims, self.offset)
 
-    def byte_view(self, raw: torch.Tensor) -> torch.Tensor:
-        """As `view`, in int8, with one more dimension: the bytes of an element."""
-        return _strided(raw, "int8", (*self.dims, Dim("content", self.itemsize, 1)), self.offset)
+    def page_view(self, raw: torch.Tensor) -> torch.Tensor:
+        """All bytes that pages own, as int8 (num_pages, ..., bytes of a run)."""
+        steps, length = merged_steps(self.dims, self.itemsize, self.kernel_blocks_per_page)
+        steps = [(self.pitch, self.num_pages), *steps, (1, length)]
+        dims = [Dim("content", count, stride) for stride, count in steps]
+        return strided(raw, "int8", dims, self.offset)
 
     def key_value(self, raw: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V: two views (num_blocks, tokens_per_block, num_kv_heads, head_size).
@@ -363,7 +375,7 @@ class KVCacheGeometry:
         """
         for part in self.parts:
             if part.name == name:
-                return _strided(raw, part.dtype, part.dims, part.offset)
+                return strided(raw, part.dtype, part.dims, part.offset)
         known = ", ".join(part.name for part in self.parts) or "none is known"
         raise ValueError(f"no part {name!r} ({known}): {self.describe()}")
 
@@ -430,21 +442,3 @@ def _part_name(side: str, field: Field) -> str:
     if not side:
         return field.name
     return side if field.name == "data" else f"{side}_{field.name}"
-
-
-def _strided(
-    raw: torch.Tensor, dtype: str, dims: Sequence[Dim], offset: int
-) -> torch.Tensor:
-    import torch
-
-    itemsize = get_dtype_size(dtype)
-    storage = raw.untyped_storage()
-    begin = raw.storage_offset() * raw.element_size()
-    limit = begin + raw.numel() * raw.element_size() if raw.is_contiguous() else storage.nbytes()
-    start = begin + offset
-    end = start + sum((dim.size - 1) * dim.stride for dim in dims) + itemsize
-    if end > limit:
-        raise ValueError(f"a cache that ends at byte {end - begin} in {limit - begin} bytes")
-    strides = [exact_div(dim.stride, itemsize) for dim in dims]
-    empty = torch.empty(0, dtype=str_dtype_to_torch_dtype(dtype), device=raw.device)
-    return empty.set_(storage, exact_div(start, itemsize), [dim.size for dim in dims], strides)

@@ -59,6 +59,10 @@ class CPUAttentionBackend(AttentionBackend):
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
         return (1, 2, 0, 3, 4) if include_num_layers_dimension else (0, 1, 2, 3)
 
+    @classmethod
+    def get_kv_cache_roles(cls, cache_dtype_str: str = "auto") -> tuple[str, ...]:
+        return ("block", "head", "token", "content")
+
 
 @dataclass(frozen=True)
 class CPUAttentionMetadata(AttentionMetadata):

@@ -9,10 +9,16 @@ from typing import Any
 import torch
 
 from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.model_executor.layer_index import count_attention_modules
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.utils.math_utils import exact_div
-from vllm.utils.torch_utils import str_dtype_to_torch_dtype
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
+from vllm.v1.attention.kv_cache_plan import (
+    backend_layout,
+    observe_layer,
+    plan_attention_cache,
+    plan_layer,
+)
+from vllm.v1.kv_cache_geometry import Allocation, LayerPlace
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.utils import AttentionGroup, bind_kv_cache, prepare_kernel_block_sizes
@@ -51,14 +57,55 @@ def init_attn_backend(
 def _allocate_kv_cache(
     kv_cache_config: KVCacheConfig, shared_layers: dict[str, str], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """One zeroed int8 tensor for each allocation, under the name of every layer that uses it.
-    `shared_layers`: layer -> the layer whose cache it reads."""
+    """One zeroed int8 tensor for each allocation, under the name of every layer that uses it; packed
+    layers (`block_stride` > 0) of one stride have one allocation together. `shared_layers`: layer ->
+    the layer whose cache it reads."""
     raw: dict[str, torch.Tensor] = {}
+    pools: dict[int, torch.Tensor] = {}
     for allocation in kv_cache_config.kv_cache_tensors:
-        tensor = torch.zeros(allocation.size, dtype=torch.int8, device=device)
+        stride = allocation.block_stride
+        tensor = pools.get(stride)
+        if tensor is None:
+            size = kv_cache_config.num_blocks * stride if stride else allocation.size
+            tensor = torch.zeros(size, dtype=torch.int8, device=device)
+            if stride:
+                pools[stride] = tensor
         raw.update(dict.fromkeys(allocation.shared_by, tensor))
     raw.update({layer: raw[target] for layer, target in shared_layers.items()})
     return raw
+
+
+def _reshape_attention_kv_cache(
+    kv_raw_tensor: torch.Tensor,
+    kv_cache_spec: AttentionSpec,
+    kv_cache_shape: tuple[int, ...],
+    kv_cache_stride_order: tuple[int, ...],
+    num_blocks: int,
+    packing: tuple[int, int] | None,
+    page_aligned_blocks: bool = False,
+) -> torch.Tensor:
+    """A raw tensor in a backend's shape.
+
+    Args:
+        num_blocks: kernel blocks, the size of exactly one dimension of the shape.
+        packing: (offset, block_stride) of a packed allocation.
+        page_aligned_blocks: pages lie one after the other, whatever the order says.
+
+    Raises:
+        ValueError: several dimensions may be that of the blocks, or pages do not fit.
+    """
+    if kv_cache_shape.count(num_blocks) != 1:
+        raise ValueError(f"no telling which dimension of {kv_cache_shape} is {num_blocks} blocks")
+    roles = tuple("block" if size == num_blocks else "content" for size in kv_cache_shape)
+    return plan_attention_cache(
+        kv_cache_spec,
+        roles,
+        kv_cache_shape,
+        kv_cache_stride_order,
+        kv_raw_tensor.numel(),
+        packing,
+        page_aligned_blocks,
+    ).view(kv_raw_tensor)
 
 
 def _reshape_kv_cache(
@@ -69,42 +116,83 @@ def _reshape_kv_cache(
     shared_kv_cache_layers: dict[str, str],
     kv_cache_config: KVCacheConfig | None = None,
 ) -> dict[str, Any]:
-    """Each layer's cache in the shape that its backend declares.
+    """Each layer's cache in the shape that its backend declares; those that share an allocation
+    agree on which bytes a page is.
+
+    Attention beside recurrent layers goes page by page. With a `kv_cache_config` packed layers are
+    placed as it says, and mixed layouts aligned.
 
     Raises:
-        ValueError: an allocation is no whole number of pages.
+        ValueError: an allocation is no whole number of pages, layers that share one cannot be made
+            to agree, or a layer reads the cache of one whose backend lays it out otherwise.
     """
+    packing = _packing_by_layer(kv_cache_config)
+    page_aligned = _layers_beside_states(attn_groups, kv_cache_raw_tensors)
     kv_caches: dict[str, Any] = {}
     for attn_group in attn_groups:
-        kernel_block_size = kernel_block_sizes[attn_group.kv_cache_group_id]
         for name in attn_group.layer_names:
-            if name not in shared_kv_cache_layers:
-                kv_caches[name] = _view_as_backend_shape(
-                    kv_cache_raw_tensors[name], attn_group, kernel_block_size, cache_dtype
-                )
+            if name in shared_kv_cache_layers:
+                continue
+            raw = kv_cache_raw_tensors[name]
+            try:
+                kv_caches[name] = plan_layer(
+                    attn_group.backend,
+                    attn_group.kv_cache_spec,
+                    cache_dtype,
+                    kernel_block_sizes[attn_group.kv_cache_group_id],
+                    raw.numel(),
+                    packing.get(name),
+                    name in page_aligned,
+                ).view(raw)
+            except ValueError as error:
+                raise ValueError(f"KV cache of layer {name}: {error}") from error
+    _check_readers(attn_groups, shared_kv_cache_layers, cache_dtype)
     kv_caches.update({layer: kv_caches[to] for layer, to in shared_kv_cache_layers.items()})
     return kv_caches
 
 
-def _view_as_backend_shape(
-    raw: torch.Tensor, attn_group: AttentionGroup, kernel_block_size: int, cache_dtype: str
-) -> torch.Tensor:
-    spec, backend = attn_group.kv_cache_spec, attn_group.backend
-    assert isinstance(spec, AttentionSpec)
-    num_pages = exact_div(raw.numel(), spec.page_size_bytes)
-    shape = backend.get_kv_cache_shape(
-        num_pages * exact_div(spec.block_size, kernel_block_size),
-        kernel_block_size,
-        spec.num_kv_heads,
-        spec.head_size,
-        cache_dtype,
-    )
-    try:
-        order = backend.get_kv_cache_stride_order()
-    except NotImplementedError:
-        order = tuple(range(len(shape)))
-    in_memory = raw.view(str_dtype_to_torch_dtype(spec.dtype)).view([shape[d] for d in order])
-    return in_memory.permute([order.index(d) for d in range(len(shape))])
+def _packing_by_layer(kv_cache_config: KVCacheConfig | None) -> dict[str, tuple[int, int]]:
+    tensors = kv_cache_config.kv_cache_tensors if kv_cache_config else ()
+    return {
+        name: (tensor.offset, tensor.block_stride)
+        for tensor in tensors
+        if tensor.block_stride
+        for name in tensor.shared_by
+    }
+
+
+def _layers_beside_states(
+    attn_groups: Sequence[AttentionGroup], raw_tensors: dict[str, torch.Tensor]
+) -> frozenset[str]:
+    """Attention layers whose allocation also holds a recurrent layer's pages."""
+    states = {
+        raw_tensors[name].data_ptr()
+        for attn_group in attn_groups
+        if not isinstance(attn_group.kv_cache_spec, AttentionSpec)
+        for name in attn_group.layer_names
+        if name in raw_tensors
+    }
+    return frozenset(name for name, raw in raw_tensors.items() if raw.data_ptr() in states)
+
+
+def _check_readers(
+    attn_groups: Sequence[AttentionGroup], shared_layers: dict[str, str], cache_dtype: str
+) -> None:
+    """A layer that reads another's cache gets the other's view, and must take it for the same."""
+    layouts = {
+        name: backend_layout(attn_group.backend, cache_dtype)
+        for attn_group in attn_groups
+        if shared_layers and isinstance(attn_group.kv_cache_spec, AttentionSpec)
+        for name in attn_group.layer_names
+    }
+    for reader, target in shared_layers.items():
+        mine, theirs = layouts.get(reader), layouts.get(target)
+        if mine and theirs and mine.roles != theirs.roles:
+            raise ValueError(
+                f"layer {reader} ({mine.name}) reads the KV cache of {target} ({theirs.name}), whose "
+                f"dimensions are {', '.join(theirs.roles)}, not {', '.join(mine.roles)}; set "
+                "--attention-backend to one backend for both"
+            )
 
 
 def init_kv_cache(
@@ -117,14 +205,47 @@ def init_kv_cache(
     kernel_block_sizes: list[int],
     vllm_config: VllmConfig,
 ) -> dict[str, Any]:
-    """Allocates, shapes and binds the caches; returns them by layer name."""
+    """Allocates, shapes and binds the caches; returns them by layer name.
+
+    Raises:
+        ValueError: layers would write each other's bytes (proven for each start), or as
+            `_reshape_kv_cache` and `bind_kv_cache` say.
+    """
     raw = _allocate_kv_cache(kv_cache_config, {}, device)
     flat = [attn_group for groups in attn_groups for attn_group in groups]
-    kv_caches = _reshape_kv_cache(
-        flat, raw, cache_dtype, kernel_block_sizes, {}, kv_cache_config
-    )
-    bind_kv_cache(kv_caches, forward_context, runner_kv_caches)
+    kv_caches = _reshape_kv_cache(flat, raw, cache_dtype, kernel_block_sizes, {}, kv_cache_config)
+    for allocation in observe_allocations(flat, kv_caches, cache_dtype, kernel_block_sizes, {}):
+        allocation.check()
+    num_attn_module = count_attention_modules(kv_caches)
+    bind_kv_cache(kv_caches, forward_context, runner_kv_caches, num_attn_module)
     return kv_caches
+
+
+def observe_allocations(
+    attn_groups: Sequence[AttentionGroup],
+    kv_caches: dict[str, torch.Tensor],
+    cache_dtype: str,
+    kernel_block_sizes: list[int],
+    shared_kv_cache_layers: dict[str, str],
+) -> list[Allocation]:
+    """The allocations that `kv_caches` lie in, with every layer's geometry as its tensor has it."""
+    sizes: dict[int, int] = {}
+    places: dict[int, dict[str, LayerPlace]] = {}
+    for attn_group in attn_groups:
+        group_id = attn_group.kv_cache_group_id
+        for name in attn_group.layer_names:
+            storage = kv_caches[name].untyped_storage()
+            geometry = observe_layer(
+                kv_caches[name],
+                attn_group.backend,
+                attn_group.kv_cache_spec,
+                cache_dtype,
+                kernel_block_sizes[group_id],
+            )
+            place = LayerPlace(group_id, shared_kv_cache_layers.get(name), geometry)
+            sizes[storage.data_ptr()] = storage.nbytes()
+            places.setdefault(storage.data_ptr(), {})[name] = place
+    return [Allocation(sizes[address], layers) for address, layers in places.items()]
 
 
 def build_attn_metadata(
