@@ -27,6 +27,8 @@ EXP2_POLY = (
     0.6931471824645996, 0.24022647738456726, 0.05550329014658928,
     0.009618373587727547, 0.0013399808667600155, 0.00015370632172562182,
 )  # fmt: skip
+# The same with a relative error below 4e-6: enough where the result is rounded to bfloat16.
+EXP2_POLY_SHORT = (0.6931220293045044, 0.24023719131946564, 0.05591663345694542, 0.009600325487554073)
 _ROUND_MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
 
 
@@ -153,13 +155,17 @@ class VectorBuilder:
 
     def exp2(self, b: ir.IRBuilder, x: ir.Value) -> ir.Value:
         """2**x. Exactly 1 at 0, exactly 0 below -126.5 (and for -inf), capped at 2**127; NaN stays NaN."""
-        low, high, magic = const(self.f32, -127.0), const(self.f32, 127.0), const(self.f32, _ROUND_MAGIC)
+        high = const(self.f32, 127.0)
+        return self.exp2_below(b, b.select(b.fcmp_ordered(">", x, high), high, x), EXP2_POLY)
+
+    def exp2_below(self, b: ir.IRBuilder, x: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+        """The same for x of at most 127, to the precision of the polynomial."""
+        low, magic = const(self.f32, -127.0), const(self.f32, _ROUND_MAGIC)
         x = b.select(b.fcmp_ordered("<", x, low), low, x)
-        x = b.select(b.fcmp_ordered(">", x, high), high, x)
         shifted = b.fadd(x, magic)
         f = b.fsub(x, b.fsub(shifted, magic))
-        poly = const(self.f32, EXP2_POLY[-1])
-        for c in EXP2_POLY[-2::-1]:
+        poly = const(self.f32, coefficients[-1])
+        for c in coefficients[-2::-1]:
             poly = self.fma(b, poly, f, const(self.f32, c))
         poly = self.fma(b, poly, f, const(self.f32, 1.0))
         exponent = b.add(b.shl(b.bitcast(shifted, self.i32), const(self.i32, 23)), const(self.i32, 127 << 23))
@@ -220,7 +226,7 @@ class Simd:
 
     @staticmethod
     def emit_prefetch(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
-        args = (pointer(b, address, ir.IntType(8)), const(I32, 0), const(I32, 3), const(I32, 1))
+        args = (pointer(b, address, ir.IntType(8)), const(I32, 0), const(I32, 2), const(I32, 1))
         return _none(b, call(b, "llvm.prefetch.p0", ir.VoidType(), *args))
 
     @staticmethod
@@ -235,6 +241,8 @@ class Simd:
         self.fma = make_intrinsic(v(v, v, v), e.fma)
         self.maximum = make_intrinsic(v(v, v), e.maximum)
         self.exp2 = make_intrinsic(v(v), e.exp2)
+        short = EXP2_POLY_SHORT if self.pairs else EXP2_POLY
+        self.exp2_weight = make_intrinsic(v(v), lambda b, x: e.exp2_below(b, x, short))
         self.hsum = make_intrinsic(f32(v), lambda b, x: e.reduce(b, x, lambda b, p, q: b.fadd(p, q)))
         self.hmax = make_intrinsic(f32(v), lambda b, x: e.reduce(b, x, e.maximum))
         self.first = make_intrinsic(f32(v), lambda b, x: b.extract_element(x, const(I32, 0)))
@@ -272,6 +280,8 @@ class Simd:
         self.store_tail = make_intrinsic(void(i64, v, i64), self.emit_store)
         # What a value looks like after a round trip through the storage dtype.
         self.round = make_intrinsic(v(v), lambda b, x: self.emit_widen(b, self.emit_narrow(b, x)))
+        # Finite, normal values only where the CPU rounds them itself: it flushes what is below 1.2e-38.
+        self.store_weight = make_intrinsic(void(i64, v), self._emit_store_weight)
         self.load1 = make_intrinsic(f32(i64), self._emit_load1)
         self.store1 = make_intrinsic(void(i64, f32), self._emit_store1)
 
@@ -301,6 +311,14 @@ class Simd:
         if count is None:
             return _none(b, store(b, raw, address, self.itemsize))
         return _none(b, self.emit.store_tail(b, raw, address, suffix, count))
+
+    def _emit_store_weight(self, b: ir.IRBuilder, address: ir.Value, x: ir.Value) -> ir.Value:
+        """Attention weights as the matrix tiles take them: bfloat16 in pair mode, else float32."""
+        e = self.emit
+        if not self.pairs:
+            return _none(b, store(b, x, address, 4))
+        name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * e.lanes}"
+        return _none(b, store(b, call(b, name, ir.VectorType(BFloatType(), e.lanes), x), address, 2))
 
     def _emit_load1(self, b: ir.IRBuilder, address: ir.Value) -> ir.Value:
         return b.extract_element(self.emit_load(b, address, const(I64, 1)), const(I32, 0))

@@ -126,7 +126,8 @@ def make_softmax(simd: Simd):
     iload64, dload64, fload1, fstore1 = simd.iload64, simd.dload64, simd.fload1, simd.fstore1
     fload, fstore, splat, maximum, exp2 = simd.fload, simd.fstore, simd.splat, simd.maximum, simd.exp2
     hmax, hsum, first_lane, fma, keep_range = simd.hmax, simd.hsum, simd.first, simd.fma, simd.keep_range
-    iota_from, store, pairs, lanes, div = simd.iota_from, simd.store, simd.pairs, simd.lanes, simd.div
+    iota_from, pairs, lanes, div = simd.iota_from, simd.pairs, simd.lanes, simd.div
+    exp2_weight, store_weight = simd.exp2_weight, simd.store_weight
 
     @_jit
     def scores(p, w, s, row, first, vectors):
@@ -171,13 +172,10 @@ def make_softmax(simd: Simd):
             top = max(old, scores(p, w, s, row, first, vectors))
             base, total = splat(top if top > MINUS_INF else ZERO), splat(ZERO)
             for j in range(vectors):
-                e = exp2(fload(s + 4 * lanes * j) - base)
-                if pairs:
-                    store(out + 2 * lanes * j, e)
-                else:
-                    fstore(out + 4 * lanes * j, e)
+                e = exp2_weight(fload(s + 4 * lanes * j) - base)
+                store_weight(out + (2 if pairs else 4) * lanes * j, e)
                 total = total + e
-            decay = first_lane(exp2(splat(old) - base))
+            decay = ONE if top == old else first_lane(exp2(splat(old) - base))
             fstore1(state + 8 * row, top)
             fstore1(state + 8 * row + 4, fload1(state + 8 * row + 4) * decay + hsum(total))
             if decay != ONE:

@@ -133,26 +133,28 @@ def make_pack(simd: Simd):
             start = end
 
     @_jit
-    def fetch(rows, count, row_bytes):
+    def fetch(p, w, at, count):
+        """Asks for `count` keys and values from byte `at` of the address tables, in the order in which they lie in memory."""
+        k_rows, v_rows, row_bytes = iload64(w + W.K_ROWS) + at, iload64(w + W.V_ROWS) + at, iload64(p + A.HEAD_SIZE) * itemsize
         for j in range(count):
-            row = iload64(rows + 8 * j)
+            k, v = iload64(k_rows + 8 * j), iload64(v_rows + 8 * j)
             for offset in range(0, row_bytes, 64):
-                prefetch(row + offset)
+                prefetch(k + offset)
+            for offset in range(0, row_bytes, 64):
+                prefetch(v + offset)
 
     @_jit
     def fetch_first(p, w, first):
         """Locates a chunk's first block and asks for all of it at once."""
         locate(p, w, first)
-        half, row_bytes = 8 * (first & BLOCK), itemsize * iload64(p + A.HEAD_SIZE)
-        fetch(iload64(w + W.K_ROWS) + half, BLOCK, row_bytes)
-        fetch(iload64(w + W.V_ROWS) + half, BLOCK, row_bytes)
+        fetch(p, w, 8 * (first & BLOCK), BLOCK)
 
     @_jit
     def pack_keys(p, w, here, there, count):
         k_rows, out, words = iload64(w + W.K_ROWS), iload64(w + W.K), div(iload64(p + A.HEAD_SIZE), elements_per_word)
-        full, row_bytes = div(words, lanes) * lanes, itemsize * iload64(p + A.HEAD_SIZE)
+        full = div(words, lanes) * lanes
         for j in range(0, count, lanes):
-            fetch(k_rows + there + 8 * j, lanes, row_bytes)
+            fetch(p, w, there + 8 * j, lanes)
             rows, column = k_rows + here + 8 * j, out + 4 * j
             for d in range(0, full, lanes):
                 square(rows, d * word_bytes, column, 4 * BLOCK, 0)
@@ -161,11 +163,10 @@ def make_pack(simd: Simd):
                 square_tail(rows, full * word_bytes, column, 4 * BLOCK, words - full)
 
     @_jit
-    def pack_values(p, w, here, there, count):
+    def pack_values(p, w, here, count):
         v_rows, out, head_size = iload64(w + W.V_ROWS), iload64(w + W.V), iload64(p + A.HEAD_SIZE)
         out_stride, full = 4 * iload64(w + W.PADDED_V), div(head_size, lanes) * lanes
         for j in range(0, count, rows_per_step):
-            fetch(v_rows + there + 8 * j, rows_per_step, itemsize * head_size)
             row = iload64(v_rows + here + 8 * j)
             if pairs:
                 row1 = iload64(v_rows + here + 8 * j + 8)
@@ -186,6 +187,6 @@ def make_pack(simd: Simd):
         locate(p, w, first + BLOCK)
         here, there = 8 * (first & BLOCK), 8 * ((first + BLOCK) & BLOCK)
         pack_keys(p, w, here, there, count)
-        pack_values(p, w, here, there, count)
+        pack_values(p, w, here, count)
 
     return pack_queries, fetch_first, pack_block
