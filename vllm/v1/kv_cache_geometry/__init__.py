@@ -11,6 +11,7 @@ blocks. Shapes are logical, strides in bytes. With NB pages, `half` bytes of K i
 Pure integers, importable without torch, which is imported by what makes or reads tensors.
 """
 
+from .alignment import KVLayoutError, LayerLayout, align
 from .allocation import Allocation, KVCacheConflict, LayerPlace
 from .dims import ROLES, Dim
 from .fields import Field, Part, fused_fields, latent_fields, split_fields, state_fields
@@ -26,9 +27,12 @@ __all__ = [
     "Field",
     "KVCacheConflict",
     "KVCacheGeometry",
+    "KVLayoutError",
+    "LayerLayout",
     "LayerPlace",
     "Ownership",
     "Part",
+    "align",
     "fused_fields",
     "latent_fields",
     "probe_roles",

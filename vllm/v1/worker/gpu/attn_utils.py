@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -18,10 +18,18 @@ from vllm.v1.attention.kv_cache_plan import (
     plan_attention_cache,
     plan_layer,
 )
-from vllm.v1.kv_cache_geometry import Allocation, LayerPlace
+from vllm.v1.kv_cache_geometry import (
+    Allocation,
+    KVCacheGeometry,
+    LayerLayout,
+    LayerPlace,
+    align,
+)
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.utils import AttentionGroup, bind_kv_cache, prepare_kernel_block_sizes
+
+BLOCKS_FIRST_ROLES = ("block", "kv", "token", "head", "content")
 
 
 def get_kv_cache_spec(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
@@ -142,13 +150,97 @@ def _reshape_kv_cache(
                     kernel_block_sizes[attn_group.kv_cache_group_id],
                     raw.numel(),
                     packing.get(name),
-                    name in page_aligned,
+                    # With a config alignment does that, or says why it cannot.
+                    kv_cache_config is None and name in page_aligned,
                 ).view(raw)
             except ValueError as error:
                 raise ValueError(f"KV cache of layer {name}: {error}") from error
     _check_readers(attn_groups, shared_kv_cache_layers, cache_dtype)
     kv_caches.update({layer: kv_caches[to] for layer, to in shared_kv_cache_layers.items()})
+    has_attention = any(isinstance(g.kv_cache_spec, AttentionSpec) for g in attn_groups)
+    if has_attention and kv_cache_config is not None:
+        _align_mixed_attention_kv_cache_views(
+            attn_groups, kv_caches, kernel_block_sizes, cache_dtype, kv_cache_config, page_aligned
+        )
     return kv_caches
+
+
+def _align_mixed_attention_kv_cache_views(
+    attn_groups: Iterable[AttentionGroup],
+    kv_caches: dict[str, Any],
+    kernel_block_sizes: list[int],
+    cache_dtype: str,
+    kv_cache_config: KVCacheConfig,
+    page_aligned_layers: Set[str] = frozenset(),
+) -> None:
+    """Makes layers that share an allocation agree on which bytes a page is, by changing strides of
+    views in place: data pointers and shapes stay, no byte moves. Without a mix nothing changes.
+
+    K/V-first beside blocks-first with a K/V dimension: those get strides `(page / 2, NB * page / 2,
+    tail)` in elements, NHD and HND alike. K/V-first beside anything else, or a layer of
+    `page_aligned_layers`: K/V-first goes page by page. Packed tensors are left as they are.
+
+    Raises:
+        KVLayoutError: a ValueError that names two layers, their backends and shapes, why neither can
+            be given the other's strides, and what to set.
+    """
+    layouts = _layouts(attn_groups, kv_caches, kernel_block_sizes, cache_dtype, page_aligned_layers)
+    for tensor in kv_cache_config.kv_cache_tensors:
+        if tensor.block_stride > 0:
+            continue
+        # A layer that reads another's cache has the very same view.
+        views = {id(kv_caches[name]): name for name in tensor.shared_by[::-1] if name in layouts}
+        present = [layouts[name] for name in tensor.shared_by if name in views.values()]
+        for name, geometry in align(present).items():
+            if geometry.roles == BLOCKS_FIRST_ROLES:
+                _restride_blocks_first_kv_cache_to_kv_first_storage(kv_caches[name])
+            else:
+                geometry.restride_(kv_caches[name])
+
+
+def _layouts(
+    attn_groups: Iterable[AttentionGroup],
+    kv_caches: dict[str, Any],
+    kernel_block_sizes: list[int],
+    cache_dtype: str,
+    page_aligned_layers: Set[str],
+) -> dict[str, LayerLayout]:
+    layouts = {}
+    for attn_group in attn_groups:
+        backend, spec = attn_group.backend, attn_group.kv_cache_spec
+        kernel_block_size = kernel_block_sizes[attn_group.kv_cache_group_id]
+        name_of_backend, takes_strides = backend.__qualname__, False
+        is_attention = isinstance(spec, AttentionSpec)
+        if is_attention:
+            layout = backend_layout(backend, cache_dtype)
+            name_of_backend, takes_strides = layout.name, layout.takes_strides
+        for name in (name for name in attn_group.layer_names if name in kv_caches):
+            layouts[name] = LayerLayout(
+                name,
+                name_of_backend,
+                observe_layer(kv_caches[name], backend, spec, cache_dtype, kernel_block_size),
+                spec.page_size_bytes,
+                takes_strides,
+                page_by_page=name in page_aligned_layers or not is_attention,
+            )
+    return layouts
+
+
+def _restride_blocks_first_kv_cache_to_kv_first_storage(kv_cache: torch.Tensor) -> None:
+    """Gives a blocks-first cache `(NB, 2, ...)` of five dimensions the strides of K/V-first storage,
+    in place: `(page / 2, NB * page / 2, tail)` in elements.
+
+    Raises:
+        AssertionError: it is not of that shape. A fused cache of two heads is, but for a dimension:
+            the caller goes by roles, not by sizes.
+    """
+    shape = tuple(kv_cache.shape)
+    if len(shape) != 5 or shape[1] != 2:
+        raise AssertionError(
+            f"a blocks-first KV cache has five dimensions, the second of size 2, not {shape}"
+        )
+    geometry = KVCacheGeometry.observe(kv_cache, BLOCKS_FIRST_ROLES)
+    geometry.kv_first().restride_(kv_cache)
 
 
 def _packing_by_layer(kv_cache_config: KVCacheConfig | None) -> dict[str, tuple[int, int]]:
