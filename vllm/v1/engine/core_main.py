@@ -2,7 +2,8 @@
 """The engine core's process: loads code while it waits for the config, then serves until its front
 says so or is gone.
 
-Importing this module imports next to nothing: the first thing that runs is the watch over the front.
+Importing this module imports next to nothing: the first thing that runs is the watch over the
+front.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ PRELOADED = (
     "vllm.model_executor.model_loader",
     "vllm.model_executor.models",
 )
+# What the front sends to end this process.
+SHUTDOWN = b"shutdown"
 # A step may be running when the front goes; after that long it is not waited for.
 _GRACE_S = 5.0
 
 
 class Lifeline:
     """The connection to the front. A thread reads it: the config first, then the word to shut down,
-    or the end of the front. Before there is an engine to shut down, both end the process at once."""
+    or the end of the front. Before there is an engine to shut down, both end the process."""
 
     def __init__(self, control: Connection, folder: str) -> None:
         self.control = control
@@ -61,7 +64,10 @@ class Lifeline:
 
     def _read(self) -> None:
         try:
-            self.starts.put(self.control.recv_bytes())
+            first = self.control.recv_bytes()
+            if first == SHUTDOWN:
+                self._end()  # The front ends before it had a config.
+            self.starts.put(first)
             # A process that the front forked may hold the other end open, so that its end would not
             # be seen here: look for a new parent too.
             while not self.control.poll(1.0):
@@ -83,8 +89,8 @@ class Lifeline:
 
 def main(control_fd: int, folder: str) -> None:
     """Entry of the process: its end of the socket pair, and the folder of the ZMQ files."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group. The front drains its
-    # requests first, and then tells us.
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group. The front drains
+    # its requests first, and then tells us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lifeline = Lifeline(Connection(control_fd), folder)

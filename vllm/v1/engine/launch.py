@@ -6,9 +6,9 @@ still making its config.
     process.send_config(vllm_config)        # loading begins
     ready = process.wait_until_ready()      # the clients do this
 
-Between the two processes lie a socket pair for the start, which doubles as a lifeline (whoever reads
-its end knows that the other has gone), and two ZMQ sockets for the work. The ZMQ files lie in a private
-folder that is removed as soon as both sides are connected.
+Between the two processes lie a socket pair for the start, which doubles as a lifeline (whoever
+reads its end knows that the other has gone), and two ZMQ sockets for the work. The ZMQ files lie in
+a private folder that is removed as soon as both sides are connected.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.utils.startup_timer import StartupPhase, startup_timer
 from vllm.v1.engine import EngineCoreReadyResponse
+from vllm.v1.engine.core_main import SHUTDOWN
 from vllm.v1.engine.exceptions import EngineDeadError
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ logger = init_logger(__name__)
 
 # sun_path holds 108 bytes; the socket's name takes some.
 _MAX_FOLDER_LENGTH = 90
-SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _Resources:
             return
         self.is_shut_down = True
         try:
-            self.control.send(SHUTDOWN)
+            self.control.send_bytes(SHUTDOWN)
         except OSError:
             pass  # It has gone already.
         try:
@@ -171,14 +171,19 @@ class EngineCoreProcess:
         # What the platform's config hook changed in the environment since the launch.
         changed = {k: v for k, v in os.environ.items() if self._environ.get(k) != v}
         start = EngineCoreStart(
-            vllm_config, executor_class, log_stats, self._address("in"), self._address("out"), changed
-        )  # fmt: skip
+            vllm_config=vllm_config,
+            executor_class=executor_class,
+            log_stats=log_stats,
+            input_address=self._address("in"),
+            output_address=self._address("out"),
+            environ=changed,
+        )
         try:
             message = pickle.dumps(start)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"the config cannot be sent to the engine's process: {error}; classes in it must be "
-                "importable by name"
+                f"the config cannot be sent to the engine's process: {error}; classes in it must "
+                "be importable by name"
             ) from error
         try:
             self._control.send_bytes(message)
@@ -287,8 +292,9 @@ def _watch(
     resources.remove_folder()
     if resources.is_shut_down:
         return
-    logger.error("the engine core's process %d has ended (%s)", process.pid, _how_it_ended(returncode))
-    on_death(EngineDeadError(_how_it_ended(returncode)))
+    how = _how_it_ended(returncode)
+    logger.error("the engine core's process %d has ended (%s)", process.pid, how)
+    on_death(EngineDeadError(how))
     with zmq.Context.instance().socket(zmq.PUSH) as waker:
         waker.connect(_death_address(process.pid))
         waker.send(b"")
