@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm.model_executor.layers.activation import get_act_and_mul_fn, get_act_fn
-from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -95,6 +95,37 @@ def test_unknown_activations_are_refused():
         get_act_and_mul_fn("relu")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gemma_norm_is_transformers(dtype):
+    """The weight is added to one and applied before rounding, unlike Llama's."""
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+
+    norm, theirs = GemmaRMSNorm(48, eps=1e-5).to(dtype), Gemma3RMSNorm(48, eps=1e-5).to(dtype)
+    for module in (norm, theirs):
+        module.weight.data.copy_(rand(48))
+    x, residual = rand(7, 48, dtype=dtype), rand(48, 7, dtype=dtype).T.contiguous()
+    close(norm(x), theirs(x))
+    actual, actual_sum = norm(x, residual)
+    close(actual, theirs(x + residual))
+    assert torch.equal(actual_sum, x + residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm(dtype, bias):
+    """With a residual: the sum comes back rounded to the dtype, and its norm."""
+    norm = LayerNorm(48, eps=1e-5, bias=bias).to(dtype)
+    norm.weight.data.copy_(rand(48))
+    if bias:
+        norm.bias.data.copy_(rand(1, 48)[0])
+    x, residual = rand(7, 48, dtype=dtype), rand(48, 7, dtype=dtype).T.contiguous()
+    close(norm(x), norm.forward_native(x))
+    expected, expected_sum = norm.forward_native(x.clone(), residual.clone())
+    actual, actual_sum = norm(x.clone(), residual.clone())
+    close(actual, expected)
+    assert torch.equal(actual_sum, expected_sum)
+
+
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 1e4},
     "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
@@ -104,6 +135,31 @@ ROPES = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn of DeepSeek": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 40.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+        "beta_fast": 8,
+        "beta_slow": 2,
+        "original_max_position_embeddings": 128,
+    },
+    "yarn of gpt-oss": {
+        "rope_type": "yarn",
+        "rope_theta": 1.5e5,
+        "factor": 32.0,
+        "truncate": False,
+        "attention_factor": 1.2,
         "original_max_position_embeddings": 128,
     },
 }
@@ -164,9 +220,10 @@ def test_rotary_tables_are_shared_by_equal_layers():
     ("parameters", "says"),
     [
         (
-            {"rope_type": "yarn", "factor": 2.0},
-            "'yarn' is not supported; supported: default, linear",
+            {"rope_type": "longrope", "factor": 2.0},
+            "'longrope' is not supported; supported: default, linear",
         ),
+        ({"rope_type": "yarn", "factor": 2.0}, "'yarn' needs original_max_position_embeddings"),
         ({"rope_type": "linear"}, "'linear' needs factor"),
         ({"rope_type": "llama3", "factor": 2.0}, "needs low_freq_factor"),
     ],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from vllm.model_executor.custom_op import CustomOp
@@ -62,3 +63,56 @@ class RMSNorm(CustomOp):
 
     def extra_repr(self) -> str:
         return f"hidden_size={self.hidden_size}, eps={self.variance_epsilon}"
+
+
+@CustomOp.register("gemma_rms_norm")
+class GemmaRMSNorm(CustomOp):
+    """Gemma's form of `RMSNorm`: x / rms(x) * (1 + weight), rounded once, after the weight."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(hidden_size), requires_grad=False)
+        self.variance_epsilon = eps
+
+    def forward_native(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if residual is not None:
+            x = residual = x + residual
+        scale = self.weight.float() + 1.0
+        normed = F.rms_norm(x.float(), scale.shape, scale, self.variance_epsilon).to(x.dtype)
+        return normed if residual is None else (normed, residual)
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.weight.numel()}, eps={self.variance_epsilon}"
+
+
+@CustomOp.register("layer_norm")
+class LayerNorm(CustomOp):
+    """(x - mean) / std * weight + bias over the last dimension. With a residual as `RMSNorm`.
+
+    Paper: https://arxiv.org/abs/1607.06450.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-6, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(dim), requires_grad=False) if bias else None
+        self.variance_epsilon = eps
+
+    def forward_native(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if residual is not None:
+            x = residual = x + residual
+        normed = F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.variance_epsilon)
+        return normed if residual is None else (normed, residual)
+
+    def forward_cpu(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        normed = cpu_ops.layer_norm(x, self.weight, self.bias, self.variance_epsilon, residual)
+        return normed if residual is None else (normed, residual)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.weight.numel()}, eps={self.variance_epsilon}"

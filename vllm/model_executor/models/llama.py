@@ -33,7 +33,8 @@ from vllm.model_executor.models.interfaces import SupportsPP, SupportsQuant
 from vllm.model_executor.models.utils import (
     AutoWeightsLoader,
     PPMissingLayer,
-    load_weight,
+    layer_sliding_window,
+    load_stacked_weights,
     make_empty_intermediate_tensors_factory,
     make_layers,
     maybe_prefix,
@@ -43,15 +44,6 @@ from vllm.transformers_utils.config import get_rope_parameters
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
-
-# Part of a checkpoint's name -> (the fused layer's, the shard it becomes).
-_STACKED = {
-    ".q_proj": (".qkv_proj", "q"),
-    ".k_proj": (".qkv_proj", "k"),
-    ".v_proj": (".qkv_proj", "v"),
-    ".gate_proj": (".gate_up_proj", 0),
-    ".up_proj": (".gate_up_proj", 1),
-}
 
 
 class LlamaMLP(nn.Module):
@@ -90,7 +82,11 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    """Fused projections, rotary positions, attention over the cache, output projection."""
+    """Fused projections, rotary positions, attention over the cache, output projection.
+
+    `qkv_bias`, `o_bias`: whether the projections have biases; they, `scale` and `rope_parameters`
+    are the config's where left out. `logits_soft_cap`: bound of the attention scores.
+    """
 
     def __init__(
         self,
@@ -98,18 +94,24 @@ class LlamaAttention(nn.Module):
         cache_config: CacheConfig | None = None,
         quant_config: QuantizationConfig | None = None,
         prefix: str = "",
+        qkv_bias: bool | None = None,
+        o_bias: bool | None = None,
+        scale: float | None = None,
+        rope_parameters: dict[str, Any] | None = None,
+        logits_soft_cap: float | None = None,
     ) -> None:
         super().__init__()
         hidden_size, total_heads = config.hidden_size, config.num_attention_heads
         total_kv_heads = getattr(config, "num_key_value_heads", None) or total_heads
         head_dim = getattr(config, "head_dim", None) or hidden_size // total_heads
         bias = getattr(config, "attention_bias", False)
+        self.head_dim = head_dim
         self.qkv_proj = QKVParallelLinear(
             hidden_size,
             head_dim,
             total_heads,
             total_kv_heads,
-            bias=bias,
+            bias=bias if qkv_bias is None else qkv_bias,
             quant_config=quant_config,
             prefix=f"{prefix}.qkv_proj",
         )
@@ -118,44 +120,54 @@ class LlamaAttention(nn.Module):
         self.o_proj = RowParallelLinear(
             total_heads * head_dim,
             hidden_size,
-            bias=bias,
+            bias=bias if o_bias is None else o_bias,
             quant_config=quant_config,
             prefix=f"{prefix}.o_proj",
         )
         self.rotary_emb = get_rope(
             head_dim,
             max_position=config.max_position_embeddings,
-            rope_parameters=get_rope_parameters(config.to_dict()),
+            rope_parameters=rope_parameters or get_rope_parameters(config.to_dict()),
         )
         self.attn = Attention(
             self.qkv_proj.num_heads,
             head_dim,
-            head_dim**-0.5,
+            scale or head_dim**-0.5,
             num_kv_heads=self.qkv_proj.num_kv_heads,
             cache_config=cache_config,
             quant_config=quant_config,
-            per_layer_sliding_window=getattr(config, "sliding_window", None),
+            logits_soft_cap=logits_soft_cap,
+            per_layer_sliding_window=layer_sliding_window(config, prefix),
             prefix=f"{prefix}.attn",
         )
 
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         qkv, _ = self.qkv_proj(hidden_states)
         q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        q, k = self._normalise(q, k)
         q, k = self.rotary_emb(positions, q, k)
         output, _ = self.o_proj(self.attn(q, k, v))
         return output
+
+    def _normalise(
+        self, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys before they are turned, (num_tokens, heads * head_dim)."""
+        return q, k
 
 
 class LlamaDecoderLayer(nn.Module):
     """One layer. The residual runs beside the hidden states, so that adding it fuses with the
     norm."""
 
+    attention_type: type[LlamaAttention] = LlamaAttention
+
     def __init__(
         self, vllm_config: VllmConfig, prefix: str = "", config: LlamaConfig | None = None
     ) -> None:
         super().__init__()
         config = config or vllm_config.model_config.hf_text_config
-        self.self_attn = LlamaAttention(
+        self.self_attn = self.attention_type(
             config, vllm_config.cache_config, vllm_config.quant_config, prefix=f"{prefix}.self_attn"
         )
         self.mlp = LlamaMLP(
@@ -185,6 +197,8 @@ class LlamaDecoderLayer(nn.Module):
 class LlamaModel(nn.Module):
     """Embedding, layers, final norm."""
 
+    norm_type: type[nn.Module] = RMSNorm
+
     def __init__(
         self,
         *,
@@ -211,7 +225,7 @@ class LlamaModel(nn.Module):
         )
         self.norm: nn.Module = PPMissingLayer()
         if group.is_last_rank:
-            self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.norm = self.norm_type(config.hidden_size, eps=config.rms_norm_eps)
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
             ["hidden_states", "residual"], config.hidden_size
         )
@@ -246,26 +260,7 @@ class LlamaModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load weights by Hugging Face's names. Raises ValueError for one that has no place."""
-        parameters: dict[str, Any] = dict(self.named_parameters())
-        loaded = set()
-        for name, tensor in weights:
-            target, shard_id = _stacked_name(name)
-            if target not in parameters:
-                raise ValueError(
-                    f"the checkpoint has a weight {name} for which {type(self).__name__} has no "
-                    "place"
-                )
-            load_weight(name, parameters[target], tensor, shard_id)
-            loaded.add(target)
-        return loaded
-
-
-def _stacked_name(name: str) -> tuple[str, str | int | None]:
-    """Name of the parameter that a checkpoint's weight goes into, and the shard of it."""
-    for part, (fused, shard_id) in _STACKED.items():
-        if part in name:
-            return name.replace(part, fused), shard_id
-    return name, None
+        return load_stacked_weights(self, weights)
 
 
 class LlamaForCausalLM(nn.Module, SupportsPP, SupportsQuant):
@@ -275,6 +270,7 @@ class LlamaForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
+    model_class: type[LlamaModel] = LlamaModel
 
     def __init__(
         self,
@@ -286,14 +282,16 @@ class LlamaForCausalLM(nn.Module, SupportsPP, SupportsQuant):
         super().__init__()
         config = vllm_config.model_config.hf_text_config
         self.config = config
-        self.model = LlamaModel(
+        self.model = self.model_class(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"), layer_type=layer_type
         )
         self.lm_head: nn.Module = PPMissingLayer()
         if get_pp_group().is_last_rank:
             self.lm_head = self._make_lm_head(vllm_config, maybe_prefix(prefix, "lm_head"))
             self.logits_processor = LogitsProcessor(
-                config.vocab_size, scale=getattr(config, "logit_scale", None) or 1.0
+                config.vocab_size,
+                scale=getattr(config, "logit_scale", None) or 1.0,
+                soft_cap=getattr(config, "final_logit_softcapping", None),
             )
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 

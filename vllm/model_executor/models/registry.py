@@ -21,8 +21,13 @@ logger = init_logger(__name__)
 
 # Architecture (as in config.json) -> (module beside this one, class).
 _TEXT_GENERATION_MODELS = {
+    "GPT2LMHeadModel": ("gpt2", "GPT2LMHeadModel"),
+    "Gemma2ForCausalLM": ("gemma2", "Gemma2ForCausalLM"),
+    "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
     "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
     "MistralForCausalLM": ("llama", "LlamaForCausalLM"),
+    "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
+    "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
 }
 
 

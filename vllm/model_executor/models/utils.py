@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,9 @@ from vllm.logger import init_logger
 from vllm.model_executor.layer_index import extract_layer_index as extract_layer_index
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 from vllm.sequence import IntermediateTensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 logger = init_logger(__name__)
 
@@ -183,6 +186,62 @@ def load_weight(name: str, param: torch.Tensor, tensor: torch.Tensor, shard_id: 
             loader(param, tensor, shard_id)
     except (ValueError, RuntimeError, IndexError) as error:
         raise ValueError(f"weight {name} cannot be loaded: {error}") from error
+
+
+# Part of a checkpoint's name -> (the fused layer's, the shard it becomes).
+_STACKED = {
+    ".q_proj": (".qkv_proj", "q"),
+    ".k_proj": (".qkv_proj", "k"),
+    ".v_proj": (".qkv_proj", "v"),
+    ".gate_proj": (".gate_up_proj", 0),
+    ".up_proj": (".gate_up_proj", 1),
+}
+
+
+def load_stacked_weights(module: nn.Module, weights: Weights) -> set[str]:
+    """Load weights whose projections a checkpoint keeps apart into layers that fuse them.
+
+    Returns the names of the parameters that got something. Raises ValueError for a weight that has
+    no place.
+    """
+    parameters = dict(module.named_parameters())
+    loaded = set()
+    for name, tensor in weights:
+        target, shard_id = _stacked_name(name)
+        if target not in parameters:
+            raise ValueError(
+                f"the checkpoint has a weight {name} for which {type(module).__name__} has no place"
+            )
+        load_weight(name, parameters[target], tensor, shard_id)
+        loaded.add(target)
+    return loaded
+
+
+def _stacked_name(name: str) -> tuple[str, str | int | None]:
+    """Name of the parameter that a checkpoint's weight goes into, and the shard of it."""
+    for part, (fused, shard_id) in _STACKED.items():
+        if part in name:
+            return name.replace(part, fused), shard_id
+    return name, None
+
+
+def layer_sliding_window(config: PretrainedConfig, prefix: str) -> int | None:
+    """The window in tokens of the layer that `prefix` names; None: it attends to all.
+
+    `layer_types` says which layers have the config's window; without it all do. Raises ValueError
+    for a kind of layer that is neither.
+    """
+    window = getattr(config, "sliding_window", None)
+    layer_types = getattr(config, "layer_types", None)
+    if layer_types is None:
+        return window
+    layer_type = layer_types[extract_layer_index(prefix)]
+    if layer_type not in ("full_attention", "sliding_attention"):
+        raise ValueError(
+            f"layer {prefix} is of type {layer_type!r}; supported: full_attention, "
+            "sliding_attention"
+        )
+    return window if layer_type == "sliding_attention" else None
 
 
 class LayerFn(Protocol):

@@ -9,13 +9,31 @@ import torch
 
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.scaled import (
+    DynamicNTKScalingRotaryEmbedding,
     LinearScalingRotaryEmbedding,
     Llama3RotaryEmbedding,
+    YaRNScalingRotaryEmbedding,
 )
 
-__all__ = ["LinearScalingRotaryEmbedding", "Llama3RotaryEmbedding", "RotaryEmbedding", "get_rope"]
+__all__ = [
+    "DynamicNTKScalingRotaryEmbedding",
+    "LinearScalingRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+    "RotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+    "get_rope",
+]
 
-SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3")
+SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+# What YaRN's rope parameters may hold besides the factor and the original length.
+_YARN_OPTIONS = (
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+)
 
 # Layers with the same positions share one layer and its table.
 _ropes: dict[tuple[Any, ...], RotaryEmbedding] = {}
@@ -58,6 +76,14 @@ def _make_rope(
     if rope_type == "linear":
         (factor,) = _required(parameters, "linear", "factor")
         return LinearScalingRotaryEmbedding(*common, scaling_factor=factor)
+    if rope_type == "dynamic":
+        (factor,) = _required(parameters, "dynamic", "factor")
+        return DynamicNTKScalingRotaryEmbedding(*common, scaling_factor=factor)
+    if rope_type == "yarn":
+        (original,) = _required(parameters, "yarn", "original_max_position_embeddings")
+        factor = parameters.get("factor") or max_position / original
+        options = {name: parameters[name] for name in _YARN_OPTIONS if name in parameters}
+        return YaRNScalingRotaryEmbedding(*common, factor, original, **options)
     if rope_type == "llama3":
         names = (
             "factor",
