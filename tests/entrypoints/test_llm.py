@@ -25,6 +25,15 @@ def texts(outputs):
     return [one.text for output in outputs for one in output.outputs]
 
 
+def test_process_mode_gives_the_same_words(llm, monkeypatch):
+    """VLLM_ENABLE_V1_MULTIPROCESSING=1 changes where the engine runs, and nothing else."""
+    wanted = texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    other = LLM(dtype="float32", max_model_len=512, kv_cache_memory_bytes=64 << 20)
+    assert texts(other.generate(PROMPTS, GREEDY, use_tqdm=False)) == wanted
+    other.llm_engine.shutdown()
+
+
 def test_it_knows_something(llm):
     """Guards against a model that is wired up wrong: its words would be noise."""
     paris, numbers, _ = texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False))

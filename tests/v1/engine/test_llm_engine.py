@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LLMEngine` and `LLM` over an executor without a model, in process and in a process of its own."""
+"""`LLMEngine` and `LLM` over an executor without a model, in this process and in one of its own."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_caller_keeps_its_params(llm):
     """One SamplingParams may serve many calls."""
     params = SamplingParams(n=2, seed=3, max_tokens=None, temperature=1.0)
     before = repr(params)
-    (output,) = llm.generate([[1]], SamplingParams(n=2, max_tokens=3, ignore_eos=True), use_tqdm=False)
+    twice = SamplingParams(n=2, max_tokens=3, ignore_eos=True)
+    (output,) = llm.generate([[1]], twice, use_tqdm=False)
     assert [c.index for c in output.outputs] == [0, 1]
     llm.llm_engine.input_processor.process_inputs("x", [1], params)
     assert repr(params) == before

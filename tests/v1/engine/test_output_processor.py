@@ -61,7 +61,9 @@ def test_kinds_tell_the_same_story(tokenizer, kind, interval):
     assert outputs[-1].outputs[0].finish_reason == "length"
     assert outputs[0].prompt == "prompt" and outputs[0].request_id == "r"
     wanted = {1: len(ids), 3: 2 + (len(ids) - 2) // 3, 100: 2}[interval]
-    assert len(outputs) == (1 if kind is RequestOutputKind.FINAL_ONLY else pytest.approx(wanted, abs=1))
+    if kind is RequestOutputKind.FINAL_ONLY:
+        wanted = 1
+    assert abs(len(outputs) - wanted) <= (interval == 3)
     assert not processor.has_unfinished_requests()
 
 
@@ -190,7 +192,7 @@ def test_failure_without_a_queue_is_an_output(tokenizer):
 
 
 def test_abort_by_either_id(tokenizer):
-    """A client's id ends all requests that bear it, an engine's id one request with its children."""
+    """A client's id ends all requests that bear it, an engine's one request with its children."""
     processor = OutputProcessor(tokenizer)
     processor.add_request(request_of([1], "r-1"), None)
     processor.add_request(request_of([1], "r-2"), None)

@@ -95,7 +95,7 @@ def test_buckets():
 
 
 def test_log_line_only_with_traffic(caplog_vllm):
-    """Nobody wants a line every ten seconds from an idle server; the end of traffic is shown once."""
+    """Nobody wants a line every ten seconds from an idle server; traffic's end is shown once."""
     logger = LoggingStatLogger(CONFIG)
     logger.log()
     assert not caplog_vllm.records

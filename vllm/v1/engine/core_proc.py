@@ -121,7 +121,8 @@ class EngineCoreProc:
                 target()
             except Exception:
                 logger.exception("thread %s has failed", name)
-                self._inbox.put((EngineCoreRequestType.EXECUTOR_FAILED, f"thread {name} has failed"))
+                failure = f"thread {name} has failed"
+                self._inbox.put((EngineCoreRequestType.EXECUTOR_FAILED, failure))
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()

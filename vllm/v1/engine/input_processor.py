@@ -116,7 +116,7 @@ class InputProcessor:
             ValueError: the engine was started without one.
         """
         if self.tokenizer is None:
-            raise ValueError("there is no tokenizer: the engine was started with skip_tokenizer_init")
+            raise ValueError("there is no tokenizer: the engine has skip_tokenizer_init")
         return self.tokenizer
 
     @cached_property

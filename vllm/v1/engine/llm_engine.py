@@ -134,7 +134,8 @@ class LLMEngine:
             request = prompt
         else:
             request, prompt_text = self.input_processor.process_inputs(
-                request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers, priority
+                request_id, prompt, params, arrival_time, tokenization_kwargs, trace_headers,
+                priority,
             )  # fmt: skip
         for child, parent, index in split_request(request):
             self.output_processor.add_request(child, prompt_text, parent, index)
@@ -181,7 +182,7 @@ class LLMEngine:
             ValueError: statistics are off.
         """
         if not self.log_stats:
-            raise ValueError("there are no metrics: statistics are off; pass disable_log_stats=False")
+            raise ValueError("statistics are off, so there are no metrics; disable_log_stats=False")
         return get_metrics_snapshot()
 
     @property

@@ -122,12 +122,14 @@ class RequestState:
             if not completions:
                 return None
         logprobs = self.logprobs_processor
-        is_delta = self.output_kind is RequestOutputKind.DELTA
+        prompt_logprobs = logprobs.prompt_logprobs
+        if self.output_kind is RequestOutputKind.DELTA:
+            prompt_logprobs = logprobs.pop_prompt_logprobs()
         return RequestOutput(
             request_id=self.external_req_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=logprobs.pop_prompt_logprobs() if is_delta else logprobs.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             outputs=completions,
             finished=finished,
             metrics=self.stats,

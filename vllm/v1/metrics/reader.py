@@ -73,7 +73,8 @@ def _histograms(metric: PrometheusMetric) -> Iterable[Histogram]:
         by_labels.setdefault(tuple(labels.items()), []).append(sample)
     for labels, samples in by_labels.items():
         buckets = {s.labels["le"]: int(s.value) for s in samples if s.name.endswith("_bucket")}
-        values = {s.name.removeprefix(metric.name): s.value for s in samples if "le" not in s.labels}
+        plain = (s for s in samples if "le" not in s.labels)
+        values = {s.name.removeprefix(metric.name): s.value for s in plain}
         yield Histogram(
             metric.name, dict(labels), int(values["_count"]), values["_sum"], buckets
         )

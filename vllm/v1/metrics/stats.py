@@ -93,7 +93,7 @@ class IterationStats:
     def update_from_output(
         self, output: EngineCoreOutput, engine_core_timestamp: float, request: RequestStateStats
     ) -> None:
-        """Takes in one output of the request that `request` describes, and brings that up to date."""
+        """Takes in one output of the request that `request` describes, and updates that."""
         if output.events:
             self.update_from_events(output.events, request)
         if output.prefill_stats is not None:
