@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -274,6 +275,35 @@ def test_disconnect_empties_the_engine(server, stream):
 def _counter(server: ServerProcess, name: str) -> float:
     text = server.client.get("/metrics").text
     return float(re.search(rf"^vllm:{name}\{{.*\}} (\S+)$", text, re.MULTILINE)[1])
+
+
+def test_two_hundred_streams(server):
+    """Each asks for its own number back: none is lost, none gets another's, nothing is left over."""
+    numbers = list(range(100, 900, 4))
+    examples = "Copy the number.\n582 -> 582\n903 -> 903\n147 -> 147\n"
+
+    async def ask(client: httpx.AsyncClient, number: int) -> str:
+        asked = {"prompt": f"{examples}{number} ->", "max_tokens": 8, "temperature": 0,
+                 "stop": ["\n"], "stream": True}  # fmt: skip
+        text, last = "", ""
+        async with client.stream("POST", "/v1/completions", json=asked) as response:
+            async for line in response.aiter_lines():
+                last = line or last
+                if line.startswith("data: {"):
+                    text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+        assert last == "data: [DONE]"
+        return text.strip()
+
+    async def ask_all() -> list[str]:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        limits = httpx.Limits(max_connections=len(numbers))
+        async with httpx.AsyncClient(
+            base_url=server.url, headers=headers, limits=limits, timeout=300
+        ) as client:
+            return await asyncio.gather(*(ask(client, number) for number in numbers))
+
+    assert asyncio.run(ask_all()) == [str(number) for number in numbers]
+    eventually(lambda: idle(server), "gauges at zero")
 
 
 def test_the_curl_line(server):
