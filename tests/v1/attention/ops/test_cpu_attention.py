@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -63,27 +67,29 @@ class Batch:
         return out
 
     def expected(self, causal=True, sliding_window=0, logits_soft_cap=0.0, alibi_slopes=None, sinks=None):
+        """Plain attention in float64, a request at a time."""
         out = np.zeros(self.query.shape)
         for r, (n, s) in enumerate(self.lengths):
-            for i in range(n):
-                p = s - n + i
-                low = max(0, p - sliding_window + 1) if sliding_window else 0
-                high = p + 1 if causal else s
-                row = int(self.starts[r]) + i
-                for h in range(self.query.shape[1]):
-                    k = self.keys[r][low:high, h // self.group].double().numpy()
-                    v = self.values[r][low:high, h // self.group].double().numpy()
-                    x = k @ self.query[row, h].double().numpy() * self.query.shape[2] ** -0.5
-                    if logits_soft_cap:
-                        x = logits_soft_cap * np.tanh(x / logits_soft_cap)
-                    if alibi_slopes is not None:
-                        x = x + float(alibi_slopes[h]) * (np.arange(low, high) - p)
-                    if not x.size:
-                        continue
-                    sink = float(sinks[h]) if sinks is not None else -np.inf
-                    peak = max(x.max(), sink)
-                    e = np.exp(x - peak)
-                    out[row, h] = e @ v / (e.sum() + np.exp(sink - peak))
+            rows = slice(int(self.starts[r]), int(self.starts[r]) + n)
+            q = self.query[rows].double().numpy()
+            k, v = (np.repeat(x[r].double().numpy(), self.group, axis=1) for x in (self.keys, self.values))
+            x = np.einsum("nhd,shd->hns", q, k) * self.query.shape[2] ** -0.5
+            behind = (s - n + np.arange(n))[:, None] - np.arange(s)
+            if logits_soft_cap:
+                x = logits_soft_cap * np.tanh(x / logits_soft_cap)
+            if alibi_slopes is not None:
+                x = x - alibi_slopes.double().numpy()[:, None, None] * behind
+            hidden = (behind < 0) & causal
+            if sliding_window:
+                hidden |= behind >= sliding_window
+            x[:, hidden] = -np.inf
+            sink = np.full(q.shape[1], -np.inf) if sinks is None else sinks.double().numpy()
+            peak = np.maximum(x.max(-1, initial=-np.inf), sink[:, None])
+            peak[~np.isfinite(peak)] = 0
+            e = np.exp(x - peak[..., None])
+            total = e.sum(-1) + np.exp(sink[:, None] - peak)
+            weights = e / np.where(total == 0, 1, total)[..., None]
+            out[rows] = np.einsum("hns,shd->nhd", weights, v)
         return torch.from_numpy(out)
 
     def check(self, **options):
@@ -269,3 +275,22 @@ def test_wrong_arguments_are_refused():
         batch.run(causal=False, sliding_window=4)
     with pytest.raises(ValueError, match="no CPU kernels for float64"):
         reshape_and_cache(k[0].double(), v[0].double(), k.double(), v.double(), torch.zeros(16, dtype=torch.int64))
+
+
+NARROW = """
+import sys, pytest
+from vllm.model_executor.layers.cpu_ops import kernel_library
+from vllm.model_executor.layers.cpu_ops.target import Target
+kernel_library.host_target = lambda: Target(8, False, "x86-64-v3", "+avx2,+fma,+f16c")
+names = "borders or head_sizes or options or stale or chunking or rms or layer_norm or gated or rotary or gemv"
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:], "-k", names]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for AVX2")
+def test_processors_without_avx512():
+    """The same kernels compiled for AVX2: 8 lanes, bfloat16 widened instead of multiplied in pairs."""
+    files = [__file__, "tests/model_executor/layers/test_cpu_ops.py"]
+    run = subprocess.run([sys.executable, "-c", NARROW, *files], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
