@@ -113,8 +113,6 @@ def _name_this_process() -> None:
             comm.write("VLLM::EngineCore"[:15])
     except OSError:
         pass  # Only for `ps`.
-    prefix = os.environ.get("VLLM_LOGGING_PREFIX", "")
-    os.environ["VLLM_LOGGING_PREFIX"] = f"{prefix}(EngineCore {os.getpid()}) "
 
 
 def _run(lifeline: Lifeline) -> int:
@@ -152,9 +150,7 @@ def _receive_start(lifeline: Lifeline) -> EngineCoreStart:
     with startup_timer.phase("wait for config"):
         message = lifeline.starts.get()
     start: EngineCoreStart = pickle.loads(message)
-    prefix = os.environ["VLLM_LOGGING_PREFIX"]
     os.environ.update(start.environ)
-    os.environ["VLLM_LOGGING_PREFIX"] = prefix
     level = os.environ.get("VLLM_LOGGING_LEVEL", "").lower()
     if level in LOG_LEVELS:
         set_log_level(level)

@@ -88,11 +88,13 @@ def launch_engine_core() -> EngineCoreProcess:
         f"import sys; sys.path[:] = {sys.path!r}; "
         f"from vllm.v1.engine.core_main import main; main({theirs.fileno()}, {folder!r})"
     )
+    prefix = os.environ.get("VLLM_LOGGING_PREFIX", "")
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", command],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
+            env={**os.environ, "VLLM_LOGGING_PREFIX": f"{prefix}(EngineCore) "},
         )
     startup_timer.record("launch", began)
     resources = _Resources(process, Connection(ours.detach()), folder)
