@@ -72,14 +72,15 @@ def _flag_kwargs(hint: Any) -> dict[str, Any]:
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
     if Literal in kinds and not kinds & {str, Any}:
-        return {"choices": [value for m in members if get_origin(m) is Literal for value in get_args(m)]}
+        return {"choices": _literal_values(members)}
     if list in kinds:
         return {"nargs": "+", "metavar": "NAME"}
     if dict in kinds or any(dataclasses.is_dataclass(kind) for kind in kinds):
         return {"type": _json_object, "metavar": "JSON"}
     for kind, parse in ((int, human_readable_int), (float, _number)):
         if kind in kinds:
-            return {"type": _or_none(parse) if optional else parse, "metavar": kind.__name__.upper()}
+            metavar = kind.__name__.upper()
+            return {"type": _or_none(parse) if optional else parse, "metavar": metavar}
     return {"type": _or_none(str) if optional else str, "metavar": _literal_metavar(members)}
 
 
@@ -87,8 +88,12 @@ def _union_members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
+def _literal_values(members: tuple[Any, ...]) -> list[Any]:
+    return [value for m in members if get_origin(m) is Literal for value in get_args(m)]
+
+
 def _literal_metavar(members: tuple[Any, ...]) -> str:
-    names = [value for m in members if get_origin(m) is Literal for value in get_args(m)]
+    names = _literal_values(members)
     return "{" + ",".join(names) + "}" if names else "NAME"
 
 

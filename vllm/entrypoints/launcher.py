@@ -72,8 +72,8 @@ class BoundedHttpToolsProtocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Drains on the first SIGINT or SIGTERM, stops at once on the second, and leaves the exit status
-    to the caller (uvicorn would raise the signal again)."""
+    """Drains on the first SIGINT or SIGTERM, stops at once on the second, and leaves the exit
+    status to the caller (uvicorn would raise the signal again)."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -171,7 +171,7 @@ async def _stop_when_engine_dies(
 ) -> None:
     await died.wait()
     if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
-        logger.error("the engine is dead; the server stays up, as VLLM_KEEP_ALIVE_ON_ENGINE_DEATH says")
+        logger.error("the engine is dead; VLLM_KEEP_ALIVE_ON_ENGINE_DEATH keeps the server up")
         return
     logger.error("the engine is dead; the server stops: %s", engine_client.dead_error)
     server.status = 1

@@ -35,7 +35,8 @@ def create_server_socket(host: str | None, port: int) -> socket.socket:
 def _advice(error: OSError, host: str | None, port: int) -> str:
     where = f"port {port}" + (f" on {host}" if host else "")
     if error.errno == errno.EADDRINUSE:
-        return f"{where} is in use: stop what listens there, or pass another --port (0: any free one)"
+        advice = "stop what listens there, or pass another --port (0: any free one)"
+        return f"{where} is in use: {advice}"
     if error.errno == errno.EACCES:
         return f"{where} needs more rights than this process has: pass a --port of 1024 or more"
     return f"cannot listen on {where} ({error.strerror}): pass an address of this machine as --host"

@@ -26,7 +26,9 @@ def human_readable_int(text: str) -> int:
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None or ("." in match[1] and not match[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number such as 8192, 8k (8000) or 8K (8192)")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number such as 8192, 8k (8000) or 8K (8192)"
+        )
     number = float(match[1]) if "." in match[1] else int(match[1])
     return int(number * _MULTIPLIER[match[2]])
 
@@ -62,13 +64,17 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
         """Prints one line and exits with 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown)
         return parsed
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         given = [_dashed(arg) for arg in (sys.argv[1:] if args is None else args)]
         for arg in given:
             if self._subparsers is not None and not arg.startswith("-"):
@@ -140,7 +146,9 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
 class CommandParser(FlexibleArgumentParser):
     """A subcommand's parser: argparse would leave what it does not know to the parser above."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown)

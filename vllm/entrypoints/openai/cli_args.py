@@ -65,7 +65,9 @@ def make_arg_parser(parser: FlexibleArgumentParser) -> FlexibleArgumentParser:
 
 def _add_frontend_flags(parser: FlexibleArgumentParser) -> None:
     group = parser.add_argument_group("Frontend", "The HTTP server.")
-    group.add_argument("--host", metavar="ADDRESS", help="Address to listen on; left out: every one.")
+    group.add_argument(
+        "--host", metavar="ADDRESS", help="Address to listen on; left out: every one."
+    )
     group.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="Port to listen on; 0: any free one."
     )
@@ -74,8 +76,8 @@ def _add_frontend_flags(parser: FlexibleArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="A key that requests must send; repeat it for several. VLLM_API_KEY adds one. Asked for "
-        "on every route but /health and /ping.",
+        help="A key that requests must send; repeat it for several. VLLM_API_KEY adds one. Asked "
+        "for on every route but /health and /ping.",
     )
     group.add_argument(
         "--chat-template",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before every route: the key, a bound on bodies, and an answer when the server stops."""
+"""What stands before every route: the key, a bound on bodies, an answer when the server stops."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class OpenAIServing:
         }
         if ignored:
             logger.warning_once(
-                "sampling defaults of the model that this server does not support have no effect: %s",
+                "sampling defaults of the model that are not supported have no effect: %s",
                 ", ".join(f"{name}={value}" for name, value in ignored.items()),
             )
         return {name: given[name] for name in _SAMPLING_DEFAULTS if name in given}
@@ -147,7 +147,8 @@ class OpenAIServing:
                 tokenizer.encode, text, add_special_tokens=add_special_tokens
             )
         if not ids:
-            raise RequestError(f"{param} is empty: the tokenizer makes no tokens of it", param=param)
+            message = f"{param} is empty: the tokenizer makes no tokens of it"
+            raise RequestError(message, param=param)
         return EnginePrompt(ids, text)
 
     def check_token_ids(self, token_ids: list[int]) -> EnginePrompt:
@@ -180,14 +181,14 @@ class OpenAIServing:
         left = limit - length
         if left < 1:
             raise RequestError(
-                f"this model's maximum context length is {limit} tokens; the prompt has {length} and "
-                "leaves no room for an answer",
+                f"this model's maximum context length is {limit} tokens; the prompt has {length} "
+                "and leaves no room for an answer",
                 param="messages" if param == "max_completion_tokens" else "prompt",
             )
         if asked is not None and asked > left and not is_default:
             raise RequestError(
-                f"this model's maximum context length is {limit} tokens; the prompt has {length}, so "
-                f"{param} can be at most {left}, not {asked}",
+                f"this model's maximum context length is {limit} tokens; the prompt has {length}, "
+                f"so {param} can be at most {left}, not {asked}",
                 param=param,
             )
         bounds = [left, asked, self.default_sampling_params.get("max_tokens")]

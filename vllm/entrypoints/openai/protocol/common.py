@@ -44,7 +44,7 @@ class RequestError(ValueError):
 
 
 def valid_text(text: str) -> str:
-    """`text`, if UTF-8 can say it: JSON can name half of a surrogate pair, which nothing else takes.
+    """`text`, if UTF-8 can say it: JSON can name half of a surrogate pair, which nothing takes.
 
     Raises:
         ValueError: it cannot.

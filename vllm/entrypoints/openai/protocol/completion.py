@@ -73,19 +73,20 @@ class CompletionRequest(GenerationRequest):
 def _text(item: Any) -> str:
     if not isinstance(item, str):
         raise RequestError(
-            f"prompt mixes texts with {type(item).__name__}; a list must hold one kind", param="prompt"
+            f"prompt mixes texts with {type(item).__name__}; a list must hold one kind",
+            param="prompt",
         )
     if not item:
-        raise RequestError("prompt holds an empty text: give at least one character", param="prompt")
+        raise RequestError("prompt holds an empty text: give a character at least", param="prompt")
     return valid_text(item)
 
 
 def _token_ids(item: Any) -> list[int]:
     # `type(...) is int` and not isinstance: true is no token id.
     if not isinstance(item, list) or not all(type(token) is int for token in item):
-        raise RequestError("prompt must hold token ids (integers) only, or texts only", param="prompt")
+        raise RequestError("prompt must hold token ids only, or texts only", param="prompt")
     if not item:
-        raise RequestError("prompt holds an empty list of token ids: give at least one", param="prompt")
+        raise RequestError("prompt holds an empty list of token ids", param="prompt")
     return item
 
 
