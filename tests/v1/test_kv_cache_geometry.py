@@ -84,6 +84,14 @@ def test_hnd_keeps_its_tail(heads):
     assert element_strides(natural.kv_first()) == (half, NB * half, D, BS * D, 1)
 
 
+def test_one_head_keeps_its_stride():
+    """Of a dimension of size 1 the stride means nothing, but kernels and tests read it."""
+    roles, shape = ("block", "kv", "head", "token", "content"), (NB, 2, 1, BS, D)
+    natural = KVCacheGeometry.plan(roles, shape, (0, 1, 3, 2, 4), "float32", NB)
+    assert element_strides(natural) == (128, 64, 4, 4, 1)
+    assert element_strides(natural.kv_first()) == (64, 256, 4, 4, 1)
+
+
 def test_interleaved_tail_is_laid_anew():
     """Where K and V of a token lie beside each other there is no K half to move."""
     natural = blocks_first(NB, BS, 2, D, (0, 2, 1, 3, 4))
@@ -348,6 +356,16 @@ def test_observing_counts_from_the_storage():
     pool = torch.zeros(3, NB, 2, BS, H, D)
     seen = KVCacheGeometry.observe(pool[1], BLOCKS_FIRST)
     assert seen.offset == NB * 512 and seen.page_runs(1) == [(NB * 512 + 512, 512)]
+
+
+def test_raw_tensor_in_the_middle_of_another():
+    """Bytes count from where the tensor begins, not from where its storage does."""
+    geometry = fused(NB, BS, H, D)
+    pool = torch.zeros(geometry.end + 64, dtype=torch.int8)
+    view = geometry.view(pool[64:])
+    assert view.data_ptr() == pool.data_ptr() + 64
+    with pytest.raises(ValueError, match="ends at byte 2048 in 1984 bytes"):
+        geometry.view(pool[64:-64])
 
 
 def test_view_of_too_few_bytes_is_refused():

@@ -186,6 +186,13 @@ def test_lattice_points_of_a_strip(num_a, pitch_a, num_b, pitch_b, low, width, d
     assert strip.first() == (points[0] if points else None)
 
 
+def test_run_that_reaches_into_the_next_page_by_a_byte():
+    """K/V-first and packed pages may begin anywhere, so runs wrap around the pitch."""
+    a = Ownership(((7, 2),), 8, 4)
+    assert first_overlap(a, Ownership(((0, 1),), 8, 4), distinct=True) == (0, 1)
+    assert first_overlap(a, Ownership(((1, 1),), 8, 4), distinct=True) is None
+
+
 def test_conflict_of_huge_caches():
     """No loop over pages: these have 10^12 each, and meet at the very end."""
     num, pitch = 10**12, 4096

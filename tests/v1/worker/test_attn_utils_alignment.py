@@ -223,6 +223,14 @@ def test_page_aligned_layers_go_page_by_page():
     assert views[0].stride() == (64, 128, 4, 4, 1) and views[1].is_contiguous()
 
 
+def test_page_aligned_layer_by_itself():
+    spec = full_spec()
+    raw = torch.zeros(NB * 512, dtype=torch.int8)
+    views = [natural(KVFirst, spec, raw)]
+    align(views, [KVFirst], spec, page_aligned={"layer0"})
+    assert views[0].stride() == (64, 128, 4, 4, 1)
+
+
 def test_aligning_twice_changes_nothing():
     spec = full_spec()
     raw = torch.zeros(NB * 512, dtype=torch.int8)

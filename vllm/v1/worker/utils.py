@@ -3,19 +3,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.model_executor.layer_index import extract_layer_index
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder, MultipleOf
+from vllm.v1.attention.kv_cache_plan import observe_layer
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.worker.kv_cache_blocks import PageBytes, flatten, observe_blocks
 
 if TYPE_CHECKING:
     import torch
 
     from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
+    from vllm.v1.kv_cache_geometry import KVCacheGeometry
+
+
+class KVBlockZeroer:
+    """Fills pages with zeros in every attention layer's cache, whatever its layout.
+
+    Args:
+        device: of the caches.
+        attn_groups_iter: the layers, by backend.
+        kernel_block_sizes: tokens in a kernel block, of each KV-cache group.
+        cache_dtype: as in `--kv-cache-dtype`.
+        static_forward_context: layer name -> layer, with its cache bound.
+        runner_only_attn_layers: layers that have no cache of their own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        attn_groups_iter: Iterable[AttentionGroup],
+        kernel_block_sizes: list[int],
+        cache_dtype: str,
+        static_forward_context: dict[str, Any],
+        runner_only_attn_layers: set[str] | None = None,
+    ) -> None:
+        self.device = device
+        self._pages = PageBytes()
+        left_out = runner_only_attn_layers or set()
+        for group in attn_groups_iter:
+            if not isinstance(group.kv_cache_spec, AttentionSpec):
+                continue  # a recurrent layer unpacks its pages itself
+            kernel_block_size = kernel_block_sizes[group.kv_cache_group_id]
+            for name in (name for name in group.layer_names if name not in left_out):
+                kv_cache = static_forward_context[name].kv_cache
+                spec = group.kv_cache_spec
+                arguments = group.backend, spec, cache_dtype, kernel_block_size
+                self._pages.add(kv_cache, observe_layer(kv_cache, *arguments))
+
+    def zero_block_ids(self, block_ids: list[int]) -> None:
+        """Zeroes the pages of these ids.
+
+        Raises:
+            IndexError: a layer has no such page; nothing of that layer was zeroed.
+        """
+        if block_ids:
+            self._pages.zero(block_ids)
+
+    def warmup(self, num_kv_blocks: int) -> None:
+        """Runs once over page 0, which is never handed out."""
+        if num_kv_blocks > 0:
+            self.zero_block_ids([0])
 
 
 @dataclass
@@ -102,6 +155,37 @@ def prepare_kernel_block_sizes(
         size = select_common_block_size(spec.block_size, backends) if is_attention else None
         sizes.append(size or spec.block_size)
     return sizes
+
+
+def copy_kv_cache_blocks_inplace(
+    kv_caches: Iterable[torch.Tensor | list[torch.Tensor]],
+    num_blocks: int,
+    kv_cache_block_copies: Sequence[KVCacheBlockCopy],
+    geometries: Sequence[KVCacheGeometry] | None = None,
+) -> None:
+    """Copies pages in every cache: each destination gets what its source held before.
+
+    Args:
+        num_blocks: pages of a cache.
+        geometries: of each cache, lists of caches flattened, offsets from the storage's start. Left
+            out: each cache must have one dimension, and no more, that can be its blocks.
+
+    Raises:
+        ValueError: no telling which dimension is the blocks, or a page is written twice.
+        IndexError: there is no such page.
+    """
+    destinations = [copy.dst_block_id for copy in kv_cache_block_copies]
+    if len(set(destinations)) != len(destinations):
+        raise ValueError(f"a page is the destination of two copies: {destinations}")
+    if not destinations:
+        return
+    caches = flatten(kv_caches)
+    if geometries is None:
+        geometries = [observe_blocks(cache, num_blocks) for cache in caches]
+    pages = PageBytes()
+    for cache, geometry in zip(caches, geometries, strict=True):
+        pages.add(cache, geometry)
+    pages.copy([copy.src_block_id for copy in kv_cache_block_copies], destinations)
 
 
 def bind_kv_cache(
