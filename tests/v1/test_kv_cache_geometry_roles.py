@@ -36,6 +36,14 @@ KNOWN = {
         lambda nb, bs, h, d, dtype="auto": (nb, bs, 1, d),
         ("block", "token", "head", "content"),
     ),
+    "one dimension for all": (
+        lambda nb, bs, h, d, dtype="auto": (2, nb, bs * h * d),
+        ("kv", "block", "content"),
+    ),
+    "elements in groups of 8": (
+        lambda nb, bs, h, d, dtype="auto": (nb, h, d // 8, bs, 8),
+        ("block", "head", "content", "token", "content"),
+    ),
     "state pages": (
         lambda nb, bs, h, d, dtype="auto": (nb, 1, bs, h, d),
         ("block", "content", "token", "head", "content"),
@@ -107,10 +115,10 @@ def test_the_dtype_reaches_the_backend():
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
-        (lambda nb, bs, h, d, t: (2, nb, bs * h * d), "depends on token and head and content"),
-        (lambda nb, bs, h, d, t: (nb + 1, 2, bs, h, d), "the block dimension has size"),
+        (lambda nb, bs, h, d, t: (2, nb * bs, h, d), "depends on block and token"),
+        (lambda nb, bs, h, d, t: (nb + 1, 2, bs, h, d), "a dimension of 10008 depends on block"),
         (lambda nb, bs, h, d, t: (nb, 2, 2, bs, h, d), "seem to be block, kv, kv"),
-        (lambda nb, bs, h, d, t: (nb, 3, bs, h, d), "a dimension has always size 3"),
+        (lambda nb, bs, h, d, t: (nb, nb, bs, h, d), "seem to be block, block"),
         (lambda nb, bs, h, d, t: (2, bs, h, d), "seem to be kv, token, head, content"),
         (
             lambda nb, bs, h, d, t: (nb, 2, bs, h, d) if h == 37 else (nb, 2, bs, d),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -63,12 +64,12 @@ def _roles(backend: type, cache_dtype: str) -> tuple[str, ...]:
 
 
 def content_fields(
-    spec: AttentionSpec, roles: tuple[str, ...], content_size: int
+    spec: AttentionSpec, roles: tuple[str, ...], shape: Sequence[int]
 ) -> tuple[Field, ...]:
-    """What the content dimension, of `content_size` elements, holds; empty where the backend has
-    its own idea of it."""
-    if roles.count("content") != 1:
+    """What the content dimension holds; empty where the backend has its own idea of it."""
+    if roles.count("content") != 1 or len(shape) != len(roles):
         return ()
+    content_size = shape[roles.index("content")]
     scale = "float32" if spec.kv_quant_mode.is_per_token_head else None
     if "kv" in roles:
         fields = split_fields(spec.head_size, spec.dtype, scale_dtype=scale)
@@ -117,7 +118,7 @@ def plan_attention_cache(
         offset=offset,
         pitch=pitch if packing or padded or page_by_page else None,
         kernel_blocks_per_page=kernel_blocks_per_page,
-        fields=content_fields(spec, roles, shape[roles.index("content")]),
+        fields=content_fields(spec, roles, shape),
     )
 
 
@@ -193,7 +194,5 @@ def observe_layer(
         kv_cache,
         roles,
         kernel_blocks_per_page=exact_div(spec.block_size, kernel_block_size),
-        fields=content_fields(spec, roles, kv_cache.shape[roles.index("content")])
-        if len(roles) == kv_cache.dim()
-        else (),
+        fields=content_fields(spec, roles, kv_cache.shape),
     )

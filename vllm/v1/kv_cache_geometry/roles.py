@@ -45,7 +45,7 @@ def probe_roles(
         name: for errors.
 
     Raises:
-        ValueError: a dimension follows several parameters, or none and is neither K and V nor 1.
+        ValueError: no dimension, or not one alone, is the number of blocks; or two may be K and V.
     """
 
     def shape(sizes: _Sizes) -> tuple[int, ...]:
@@ -100,19 +100,22 @@ def _pairs(sizes: Sequence[int]) -> list[tuple[int, int]]:
 def _role(
     name: str, base: tuple[int, ...], size: int, follows: list[str], sizes: _Sizes, fixed: set[str]
 ) -> str:
-    """`fixed`: parameters that could not be changed, so that no dimension can follow them."""
-    if len(follows) > 1:
-        raise _untold(name, base, f"a dimension depends on {' and '.join(follows)}")
-    if follows:
-        role = follows[0]
-        if role != "content" and size != getattr(sizes, role):
-            raise _untold(name, base, f"the {role} dimension has size {size}")
-        return role
-    if size in (1, 2):
+    """`fixed`: parameters that could not be changed, so that no dimension can follow them.
+
+    Blocks must be a dimension of their own; whatever else mixes heads, tokens and elements, or is
+    always of one size, lies inside a block and is called content.
+    """
+    if "block" in follows:
+        if follows != ["block"] or size != sizes.block:
+            raise _untold(name, base, f"a dimension of {size} depends on {' and '.join(follows)}")
+        return "block"
+    if not follows and size in (1, 2):
         return "kv" if size == 2 else "one"
-    if fixed == {"token"} and size == sizes.token:
+    if not follows and fixed == {"token"} and size == sizes.token:
         return "token"
-    raise _untold(name, base, f"a dimension has always size {size}")
+    if follows in (["token"], ["head"]) and size == getattr(sizes, follows[0]):
+        return follows[0]
+    return "content"
 
 
 def _settle_ones(name: str, base: tuple[int, ...], roles: list[str]) -> list[str]:
