@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU's small kernels against float64 references, and bit for bit where a rounding order is promised."""
+"""The CPU's small kernels against float64 references, and bit for bit where a rounding order is
+promised.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,14 @@ def test_rms_norm(dtype, size):
 @DTYPES
 @SIZES
 def test_fused_add_rms_norm(dtype, size):
-    """The residual is what torch's addition gives, bit for bit; the norm is that of the rounded sum."""
-    x, residual, weight = guarded(5, size, dtype), guarded(5, size, dtype), torch.randn(size).to(dtype)
+    """The residual is what torch's addition gives, bit for bit; the norm is that of the rounded
+    sum.
+    """
+    x, residual, weight = (
+        guarded(5, size, dtype),
+        guarded(5, size, dtype),
+        torch.randn(size).to(dtype),
+    )
     total = x + residual
     expected = cpu_ops.rms_norm(total, weight, 1e-5)
     out = cpu_ops.fused_add_rms_norm(x, residual, weight, 1e-5)
@@ -61,7 +69,9 @@ def test_fused_add_rms_norm(dtype, size):
 
 
 def test_rms_norm_equals_llama_in_bfloat16():
-    """Bit for bit in nearly all cases: the sum of squares has another order, so a rounding may fall the other way."""
+    """Bit for bit in nearly all cases: the sum of squares has another order, so a rounding may
+    fall the other way.
+    """
     x, weight = torch.randn(64, 576).bfloat16(), torch.randn(576).bfloat16()
     wide = x.float()
     llama = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).bfloat16()
@@ -75,12 +85,16 @@ def test_layer_norm(dtype, size, with_bias):
     """Against float64; a tail lane must not count as a value of 0 - mean."""
     x, weight = guarded(5, size, dtype), torch.randn(size).to(dtype)
     bias = torch.randn(size).to(dtype) if with_bias else None
-    expected = F.layer_norm(x.double(), (size,), weight.double(), None if bias is None else bias.double(), 1e-5)
+    expected = F.layer_norm(
+        x.double(), (size,), weight.double(), None if bias is None else bias.double(), 1e-5
+    )
     near(cpu_ops.layer_norm(x, weight, bias, 1e-5), expected, slack=3)
     residual = guarded(5, size, dtype)
     total = x + residual
     out = cpu_ops.layer_norm(x, weight, bias, 1e-5, residual=residual)
-    assert torch.equal(residual, total) and torch.equal(out, cpu_ops.layer_norm(total, weight, bias, 1e-5))
+    assert torch.equal(residual, total) and torch.equal(
+        out, cpu_ops.layer_norm(total, weight, bias, 1e-5)
+    )
 
 
 GATES = {
@@ -118,7 +132,9 @@ def rotary_case(dtype, head_size, rotary_dim, tokens=19):
 def expected_rotary(x, positions, table, is_neox):
     cos, sin = table[positions].double()[:, None].chunk(2, -1)
     rotary_dim = table.shape[1]
-    return torch.cat((turned(x[..., :rotary_dim].double(), cos, sin, is_neox), x[..., rotary_dim:].double()), -1)
+    return torch.cat(
+        (turned(x[..., :rotary_dim].double(), cos, sin, is_neox), x[..., rotary_dim:].double()), -1
+    )
 
 
 @DTYPES
@@ -143,17 +159,30 @@ def test_rotary_embedding(dtype, is_neox, head_size, rotary_dim):
 @pytest.mark.parametrize("is_neox", [True, False])
 @pytest.mark.parametrize("rotary_dim", [64, 32])
 def test_rotary_and_cache_equals_the_two_passes(dtype, is_neox, rotary_dim):
-    """Same bits in query and cache; skipped tokens leave the cache alone, but their query is turned."""
+    """Same bits in query and cache; skipped tokens leave the cache alone, but their query is
+    turned.
+    """
     positions, table, qkv = rotary_case(dtype, 64, rotary_dim)
     slots = torch.randperm(32)[:19]
     slots[3] = -1
-    one, two = torch.zeros(4, 2, 8, 128, dtype=dtype), torch.zeros(4, 8, 2, 128, dtype=dtype).transpose(1, 2)
+    one, two = (
+        torch.zeros(4, 2, 8, 128, dtype=dtype),
+        torch.zeros(4, 8, 2, 128, dtype=dtype).transpose(1, 2),
+    )
     split = qkv.clone()
     cpu_ops.rotary_embedding(positions, split[:, :3], split[:, 3:5], 64, table, is_neox)
     reshape_and_cache(split[:, 3:5], split[:, 5:], *key_value_views(one), slots)
     key = qkv[:, 3:].clone()
     cpu_ops.rotary_and_cache(
-        positions, qkv[:, :3], qkv[:, 3:5], qkv[:, 5:], 64, table, *key_value_views(two), slots, is_neox
+        positions,
+        qkv[:, :3],
+        qkv[:, 3:5],
+        qkv[:, 5:],
+        64,
+        table,
+        *key_value_views(two),
+        slots,
+        is_neox,
     )
     assert torch.equal(qkv[:, :3], split[:, :3]) and torch.equal(one, two)
     assert torch.equal(qkv[:, 3:], key)
@@ -178,7 +207,9 @@ def test_gemv(dtype, shape, rows):
 
 @DTYPES
 def test_gemv_rows_do_not_depend_on_each_other(dtype):
-    """A row's product has the same bits alone and among others: up to the crossover, decode batches change nothing."""
+    """A row's product has the same bits alone and among others: up to the crossover, decode
+    batches change nothing.
+    """
     x, weight = torch.randn(8, 576).to(dtype), torch.randn(100, 576).to(dtype)
     together = cpu_ops.gemv(x, weight)
     for i in range(8):
@@ -204,7 +235,9 @@ def test_no_rows():
     assert cpu_ops.silu_and_mul(torch.empty(0, 8)).shape == (0, 4)
     assert cpu_ops.linear(torch.empty(0, 8), torch.ones(3, 8)).shape == (0, 3)
     table = torch.ones(4, 8)
-    cpu_ops.rotary_embedding(torch.empty(0, dtype=torch.int64), torch.empty(0, 16), torch.empty(0, 8), 8, table)
+    cpu_ops.rotary_embedding(
+        torch.empty(0, dtype=torch.int64), torch.empty(0, 16), torch.empty(0, 8), 8, table
+    )
 
 
 def test_wrong_arguments_are_refused():
@@ -214,7 +247,9 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="does not fit weight"):
         cpu_ops.gemv(torch.ones(2, 8), torch.ones(3, 8).bfloat16())
     with pytest.raises(ValueError, match="cos_sin_cache must be float32"):
-        cpu_ops.rotary_embedding(torch.zeros(2).long(), torch.ones(2, 8), None, 8, torch.ones(4, 8).bfloat16())
+        cpu_ops.rotary_embedding(
+            torch.zeros(2).long(), torch.ones(2, 8), None, 8, torch.ones(4, 8).bfloat16()
+        )
     with pytest.raises(ValueError, match="at least 1"):
         cpu_ops.init_threads(0)
 
@@ -226,10 +261,15 @@ def test_a_second_process_finds_the_compiled_kernels(tmp_path):
     import sys
 
     code = (
-        "import sys, torch; from vllm.model_executor.layers import cpu_ops; cpu_ops.warmup(torch.float32);"
-        "x = cpu_ops.rms_norm(torch.ones(2, 8), torch.ones(8), 0.0); assert torch.equal(x, torch.ones(2, 8));"
+        "import sys, torch; from vllm.model_executor.layers import cpu_ops;"
+        "cpu_ops.warmup(torch.float32);"
+        "x = cpu_ops.rms_norm(torch.ones(2, 8), torch.ones(8), 0.0);"
+        "assert torch.equal(x, torch.ones(2, 8));"
         "print('numba' in sys.modules)"
     )
     env = dict(os.environ, VLLM_CACHE_ROOT=str(tmp_path))
-    runs = [subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True) for _ in range(2)]
+    runs = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        for _ in range(2)
+    ]
     assert [run.stdout.split()[-1] for run in runs] == ["True", "False"], runs

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU attention and cache kernels against a float64 reference in numpy, and the invariances they promise."""
+"""CPU attention and cache kernels against a float64 reference in numpy, and the invariances they
+promise.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,18 @@ def make_cache(num_blocks, heads, block_size, head_size, dtype, layout="HND", fi
 class Batch:
     """Random requests with keys written to random blocks; (query length, sequence length) each."""
 
-    def __init__(self, lengths, heads=2, group=2, head_size=64, block_size=16, dtype=torch.float32, layout="HND", seed=0,
-                 fill=float("nan")):  # fmt: skip
+    def __init__(
+        self,
+        lengths,
+        heads=2,
+        group=2,
+        head_size=64,
+        block_size=16,
+        dtype=torch.float32,
+        layout="HND",
+        seed=0,
+        fill=float("nan"),
+    ):
         gen = torch.Generator().manual_seed(seed)
         self.lengths, self.group, self.block_size = lengths, group, block_size
         pages = [-(-s // block_size) for _, s in lengths]
@@ -54,7 +66,9 @@ class Batch:
             key = torch.randn(s, heads, head_size, generator=gen).to(dtype)
             value = torch.randn(s, heads, head_size, generator=gen).to(dtype)
             position = torch.arange(s)
-            slots = self.table[r, position // block_size].long() * block_size + position % block_size
+            slots = (
+                self.table[r, position // block_size].long() * block_size + position % block_size
+            )
             reshape_and_cache(key, value, *key_value_views(self.cache), slots)
             self.keys.append(key)
             self.values.append(value)
@@ -63,16 +77,23 @@ class Batch:
         out = torch.full_like(self.query, float("nan"))
         scale = options.pop("scale", self.query.shape[2] ** -0.5)
         k, v = key_value_views(self.cache)
-        paged_attention(self.query, k, v, out, self.starts, self.seq_lens, self.table, scale, **options)
+        paged_attention(
+            self.query, k, v, out, self.starts, self.seq_lens, self.table, scale, **options
+        )
         return out
 
-    def expected(self, causal=True, sliding_window=0, logits_soft_cap=0.0, alibi_slopes=None, sinks=None):
+    def expected(
+        self, causal=True, sliding_window=0, logits_soft_cap=0.0, alibi_slopes=None, sinks=None
+    ):
         """Plain attention in float64, a request at a time."""
         out = np.zeros(self.query.shape)
         for r, (n, s) in enumerate(self.lengths):
             rows = slice(int(self.starts[r]), int(self.starts[r]) + n)
             q = self.query[rows].double().numpy()
-            k, v = (np.repeat(x[r].double().numpy(), self.group, axis=1) for x in (self.keys, self.values))
+            k, v = (
+                np.repeat(x[r].double().numpy(), self.group, axis=1)
+                for x in (self.keys, self.values)
+            )
             x = np.einsum("nhd,shd->hns", q, k) * self.query.shape[2] ** -0.5
             behind = (s - n + np.arange(n))[:, None] - np.arange(s)
             if logits_soft_cap:
@@ -104,20 +125,26 @@ MIXED = [(1, 300), (5, 5), (17, 33), (1, 1), (40, 600), (2, 257), (1, 64)]
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("layout", ["HND", "NHD", "padded"])
 def test_decode_lengths_around_block_borders(dtype, layout):
-    """Every length around a page, a block and a chunk; slots beyond hold NaN. Guards against off-by-one masks."""
+    """Every length around a page, a block and a chunk; slots beyond hold NaN. Guards against
+    off-by-one masks.
+    """
     Batch(BORDERS, dtype=dtype, layout=layout).check()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("head_size", [8, 20, 64, 80, 96, 128, 256])
 def test_head_sizes(dtype, head_size):
-    """Head sizes that are no multiple of a vector take the tail paths; neighbours in memory must not leak in."""
+    """Head sizes that are no multiple of a vector take the tail paths; neighbours in memory must
+    not leak in.
+    """
     Batch(MIXED, dtype=dtype, head_size=head_size).check()
 
 
 @pytest.mark.parametrize("group", range(1, 9))
 def test_grouped_query_heads(group):
-    """Each KV head serves its own query heads, whatever the number of rows left over by the tiles."""
+    """Each KV head serves its own query heads, whatever the number of rows left over by the
+    tiles.
+    """
     Batch(MIXED, group=group, heads=3).check()
 
 
@@ -141,7 +168,9 @@ def test_options(dtype):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_stale_bytes_change_no_bit(dtype):
-    """0 * NaN is NaN: whatever unused slots and unused pages hold must not reach a sum, not even its rounding."""
+    """0 * NaN is NaN: whatever unused slots and unused pages hold must not reach a sum, not even
+    its rounding.
+    """
     clean = Batch(MIXED, dtype=dtype, fill=0.0).run()
     assert torch.isfinite(clean).all()
     for fill in (float("nan"), float("inf"), -3e4):
@@ -150,48 +179,69 @@ def test_stale_bytes_change_no_bit(dtype):
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_freed_blocks_before_the_window_are_not_read(dtype):
-    """Pages that slid out of the window may be given away: their table entries are garbage, their bytes stale."""
+    """Pages that slid out of the window may be given away: their table entries are garbage, their
+    bytes stale.
+    """
     batch = Batch([(1, 600), (30, 700)], dtype=dtype)
     expected = batch.run(sliding_window=100)
     for r, (n, s) in enumerate(batch.lengths):
         first = s - n - 100 + 1
         batch.table[r, : first // 16] = 10**9
         position = torch.arange(first // 16 * 16, first)
-        key_value_views(batch.cache)[0][batch.table[r, position // 16].long(), position % 16] = float("nan")
-        key_value_views(batch.cache)[1][batch.table[r, position // 16].long(), position % 16] = float("inf")
+        key_value_views(batch.cache)[0][batch.table[r, position // 16].long(), position % 16] = (
+            float("nan")
+        )
+        key_value_views(batch.cache)[1][batch.table[r, position // 16].long(), position % 16] = (
+            float("inf")
+        )
     assert torch.equal(batch.run(sliding_window=100), expected)
 
 
 def run_alone(batch: Batch, r: int, first: int, count: int, **options) -> torch.Tensor:
-    """`count` query rows of request r in a batch of their own, as a later or earlier step would compute them."""
+    """`count` query rows of request r in a batch of their own, as a later or earlier step would
+    compute them.
+    """
     n, s = batch.lengths[r]
     start = int(batch.starts[r]) + first
     query = batch.query[start : start + count].contiguous()
     out = torch.empty_like(query)
     length = s - n + first + count
     paged_attention(
-        query, *key_value_views(batch.cache), out, torch.tensor([0, count], dtype=torch.int32),
-        torch.tensor([length], dtype=torch.int32), batch.table[r : r + 1], query.shape[2] ** -0.5, **options,
-    )  # fmt: skip
+        query,
+        *key_value_views(batch.cache),
+        out,
+        torch.tensor([0, count], dtype=torch.int32),
+        torch.tensor([length], dtype=torch.int32),
+        batch.table[r : r + 1],
+        query.shape[2] ** -0.5,
+        **options,
+    )
     return out
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 77}], ids=["full", "window"])
 def test_rows_do_not_depend_on_neighbours_or_chunking(dtype, options):
-    """The same row decoded alone, in a chunk, or in the whole batch: equal bits. Guards prefix caching and preemption,
-    where a token is computed again in other company."""
+    """The same row decoded alone, in a chunk, or in the whole batch: equal bits. Guards prefix
+    caching and preemption, where a token is computed again in other company.
+    """
     batch = Batch(MIXED, dtype=dtype, group=3)
     whole = batch.run(**options)
     for r, (n, _) in enumerate(batch.lengths):
         start = int(batch.starts[r])
         for first, count in {(0, 1), (n - 1, 1), (n // 3, n - n // 3), (0, max(n // 2, 1))}:
             alone = run_alone(batch, r, first, count, **options)
-            assert torch.equal(alone, whole[start + first : start + first + count]), (r, first, count)
+            assert torch.equal(alone, whole[start + first : start + first + count]), (
+                r,
+                first,
+                count,
+            )
 
 
 def test_threads_change_no_bit(monkeypatch):
-    """One long sequence is split over threads and reduced: the order of the sum must not depend on who was first."""
+    """One long sequence is split over threads and reduced: the order of the sum must not depend
+    on who was first.
+    """
     from vllm.model_executor.layers.cpu_ops import threads
 
     batch = Batch([(1, 2000), (1, 5), (100, 900)])
@@ -226,8 +276,12 @@ def test_strided_query_and_output():
     batch.query = wide[:, :4]
     out = torch.full((batch.query.shape[0], 6, 64), -1.0)
     k, v = key_value_views(batch.cache)
-    paged_attention(batch.query, k, v, out[:, 1:5], batch.starts, batch.seq_lens, batch.table, 64**-0.5)
-    assert torch.equal(out[:, 1:5], expected) and (out[:, 0] == -1).all() and (out[:, 5] == -1).all()
+    paged_attention(
+        batch.query, k, v, out[:, 1:5], batch.starts, batch.seq_lens, batch.table, 64**-0.5
+    )
+    assert (
+        torch.equal(out[:, 1:5], expected) and (out[:, 0] == -1).all() and (out[:, 5] == -1).all()
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -247,7 +301,9 @@ def test_any_ragged_batch(lengths, heads, group, seed):
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("layout", ["HND", "NHD", "padded"])
 def test_cache_write(dtype, layout):
-    """Exactly the named slots change, bit for bit; negative slots are skipped; K and V come from a fused buffer."""
+    """Exactly the named slots change, bit for bit; negative slots are skipped; K and V come from
+    a fused buffer.
+    """
     tokens, heads, head_size, block_size = 70, 3, 20, 8
     qkv = torch.randn(tokens, 4 * heads, head_size).to(dtype)
     key, value = qkv[:, 2 * heads : 3 * heads], qkv[:, 3 * heads :]
@@ -257,7 +313,9 @@ def test_cache_write(dtype, layout):
     expected = cache.clone()
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            expected[slot // block_size, :, slot % block_size] = torch.cat([key[token], value[token]], dim=-1)
+            expected[slot // block_size, :, slot % block_size] = torch.cat(
+                [key[token], value[token]], dim=-1
+            )
     reshape_and_cache(key, value, *key_value_views(cache), slots)
     assert torch.equal(cache, expected)
 
@@ -268,29 +326,35 @@ def test_wrong_arguments_are_refused():
     k, v = key_value_views(batch.cache)
     out = torch.empty_like(batch.query)
     with pytest.raises(ValueError, match="same dtype"):
-        paged_attention(batch.query.half(), k, v, out, batch.starts, batch.seq_lens, batch.table, 1.0)
+        paged_attention(
+            batch.query.half(), k, v, out, batch.starts, batch.seq_lens, batch.table, 1.0
+        )
     with pytest.raises(ValueError, match="int32"):
-        paged_attention(batch.query, k, v, out, batch.starts, batch.seq_lens.long(), batch.table, 1.0)
+        paged_attention(
+            batch.query, k, v, out, batch.starts, batch.seq_lens.long(), batch.table, 1.0
+        )
     with pytest.raises(ValueError, match="causal"):
         batch.run(causal=False, sliding_window=4)
     with pytest.raises(ValueError, match="no CPU kernels for float64"):
-        reshape_and_cache(k[0].double(), v[0].double(), k.double(), v.double(), torch.zeros(16, dtype=torch.int64))
+        reshape_and_cache(
+            k[0].double(), v[0].double(), k.double(), v.double(), torch.zeros(16, dtype=torch.int64)
+        )
 
 
-NARROW = """
-import sys, pytest
-from vllm.model_executor.layers.cpu_ops import kernel_library
-from vllm.model_executor.layers.cpu_ops.target import Target
-kernel_library.host_target = lambda: Target(8, False, "x86-64-v3", "+avx2,+fma,+f16c")
-names = "borders or head_sizes or options or stale or chunking or rms or layer_norm or gated or rotary or gemv"
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:], "-k", names]))
+NARROW = """ import sys, pytest from vllm.model_executor.layers.cpu_ops import kernel_library from
+vllm.model_executor.layers.cpu_ops.target import Target kernel_library.host_target = lambda:
+Target(8, False, "x86-64-v3", "+avx2,+fma,+f16c") names = "borders or head_sizes or options or
+stale or chunking or rms or layer_norm or gated or rotary or gemv" sys.exit(pytest.main(["-q",
+"-x", "-p", "no:cacheprovider", *sys.argv[1:], "-k", names]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for AVX2")
 def test_processors_without_avx512():
-    """The same kernels compiled for AVX2: 8 lanes, bfloat16 widened instead of multiplied in pairs."""
+    """The same kernels compiled for AVX2: 8 lanes, bfloat16 widened instead of multiplied in
+    pairs.
+    """
     files = [__file__, "tests/model_executor/layers/test_cpu_ops.py"]
     run = subprocess.run([sys.executable, "-c", NARROW, *files], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small operations of a CPU forward pass in compiled Python: float32, bfloat16 and float16; sums are float32.
+"""Small operations of a CPU forward pass in compiled Python; sums are float32.
 
-    init_threads(num_threads)                     once when a worker starts: torch and kernels share one thread pool
-    warmup(dtype)                                 compiles, or loads from the cache on disk, all kernels of a dtype
+    init_threads(num_threads)       once when a worker starts: torch and kernels share one pool
+    warmup(dtype)                   compiles all kernels of a dtype, or loads them from disk
     rms_norm(x, weight, eps, out=None)
-    fused_add_rms_norm(x, residual, weight, eps, out=None)          residual += x in place; returns the norm of it
+    fused_add_rms_norm(x, residual, weight, eps, out=None)
+                                    residual += x in place; returns the norm of the sum
     layer_norm(x, weight, bias, eps, residual=None, out=None)
-    silu_and_mul(x, out=None), gelu_and_mul(x, out=None), gelu_tanh_and_mul(x, out=None)        (..., 2 N) -> (..., N)
-    rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox=True)             in place; key may be None
-    rotary_and_cache(positions, query, key, value, head_size, cos_sin_cache, key_cache, value_cache, slot_mapping,
-                     is_neox=True)                                  query in place, turned keys and values to their slots
+    silu_and_mul, gelu_and_mul, gelu_tanh_and_mul (x, out=None)
+                                    (..., 2 N) -> (..., N)
+    rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox=True)
+                                    in place; key may be None
+    rotary_and_cache(positions, query, key, value, head_size, cos_sin_cache,
+                     key_cache, value_cache, slot_mapping, is_neox=True)
+                                    query in place, turned keys and values to their slots
     gemv(x, weight, bias=None, out=None), linear(x, weight, bias=None)
 
-positions, slot_mapping: int64; cos_sin_cache: float32 (max_position, rotary_dim); caches: views (NB, BS, H, D).
-`out` may be x. One thread at a time may call these: their argument records are shared.
+Tensors are float32, bfloat16 or float16, all of a call the same; positions, slot_mapping: int64;
+cos_sin_cache: float32 (max_position, rotary_dim); caches: views (NB, BS, H, D). `out` may be x.
+One thread at a time may call these: their argument records are shared.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ from .threads import init_threads, num_threads
 
 
 def warmup(dtype: torch.dtype) -> None:
-    """Makes the kernels of a dtype ready: compiles them on the first start, else maps them from the cache on disk."""
+    """Makes the kernels of a dtype ready: compiles them on the first start, else maps them from
+    the cache on disk.
+    """
     LIBRARY.load(str(dtype).removeprefix("torch."))
 
 

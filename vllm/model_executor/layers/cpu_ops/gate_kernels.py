@@ -11,17 +11,33 @@ from . import op_args as A
 from .rows import each_range, jit
 from .simd import Simd
 
-LOG2E, HALF, ONE, TWO = np.float32(1.4426950408889634), np.float32(0.5), np.float32(1), np.float32(2)
-# log2(erfc(x)) / x on [0, 4.6]: weighted least squares on Chebyshev nodes; erfc is within 6e-8 (absolute).
+LOG2E, HALF, ONE, TWO = (
+    np.float32(1.4426950408889634),
+    np.float32(0.5),
+    np.float32(1),
+    np.float32(2),
+)
+# log2(erfc(x)) / x on [0, 4.6]: weighted least squares on Chebyshev nodes; erfc is within 6e-8
+# (absolute).
 ERFC_POLY = tuple(
     np.float32(c)
     for c in (
-        -1.6279075145721436, -0.9184374809265137, -0.14834396541118622, 0.027836855500936508, -0.00010218201350653544,
-        -0.0020995764061808586, 0.00075604795711115, -0.00012767825683113188, 8.803876880847383e-06,
+        -1.6279075145721436,
+        -0.9184374809265137,
+        -0.14834396541118622,
+        0.027836855500936508,
+        -0.00010218201350653544,
+        -0.0020995764061808586,
+        0.00075604795711115,
+        -0.00012767825683113188,
+        8.803876880847383e-06,
     )
-)  # fmt: skip
+)
 ERFC_TOP, SQRT_HALF = np.float32(4.6), np.float32(0.7071067811865476)
-TANH_SCALE, TANH_CUBE = np.float32(2 * 0.7978845608028654 * 1.4426950408889634), np.float32(0.044715)
+TANH_SCALE, TANH_CUBE = (
+    np.float32(2 * 0.7978845608028654 * 1.4426950408889634),
+    np.float32(0.044715),
+)
 
 
 def make_silu(simd: Simd) -> Callable:
@@ -31,7 +47,13 @@ def make_silu(simd: Simd) -> Callable:
 
 def make_gelu(simd: Simd) -> Callable:
     """x * Phi(x), Phi from erfc of |x|, so that its small values keep their digits."""
-    exp2, splat, fma, absolute, maximum = simd.exp2, simd.splat, simd.fma, simd.absolute, simd.maximum
+    exp2, splat, fma, absolute, maximum = (
+        simd.exp2,
+        simd.splat,
+        simd.fma,
+        simd.absolute,
+        simd.maximum,
+    )
     choose_negative = simd.choose_negative
     c0, c1, c2, c3, c4, c5, c6, c7, c8 = ERFC_POLY
 
@@ -70,10 +92,17 @@ def make_gate(simd: Simd, activation: Callable) -> Callable:
         at, rest = itemsize * full, size - full
         for row in range(first, stop):
             gate = iload64(p + A.GATE_X) + row * iload64(p + A.GATE_X_ROW)
-            up, out = gate + itemsize * size, iload64(p + A.GATE_OUT) + row * iload64(p + A.GATE_OUT_ROW)
+            up, out = (
+                gate + itemsize * size,
+                iload64(p + A.GATE_OUT) + row * iload64(p + A.GATE_OUT_ROW),
+            )
             for i in range(0, at, itemsize * lanes):
                 store(out + i, activation(load(gate + i)) * load(up + i))
             if rest:
-                store_tail(out + at, activation(load_tail(gate + at, rest)) * load_tail(up + at, rest), rest)
+                store_tail(
+                    out + at,
+                    activation(load_tail(gate + at, rest)) * load_tail(up + at, rest),
+                    rest,
+                )
 
     return each_range(simd, body)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small matrix tiles held in registers: C[m, n] += A[m, k] B[k, n].
 
-A is read as broadcast 4-byte words, B as rows of vectors, C is float32. A word of A and a lane of B hold one float32, or,
-in pair mode, two bfloat16 along k (AVX512_BF16 multiplies and adds both in one instruction). Each element of C is its own
-chain of operations along k, so its bits do not depend on the shape of the tile it was computed in.
+A is read as broadcast 4-byte words, B as rows of vectors, C is float32. A word of A and a lane of
+B hold one float32, or, in pair mode, two bfloat16 along k (AVX512_BF16 multiplies and adds both
+in one instruction). Each element of C is its own chain of operations along k, so its bits do not
+depend on the shape of the tile it was computed in.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def multiply_add(simd: Simd, pairs: bool) -> Callable:
 
 
 def make_tile(simd: Simd, rows: int, vectors: int, pairs: bool) -> Callable:
-    """Intrinsic tile(a, lda, b, ldb, c, ldc, k, accumulate): strides in bytes, k in words; accumulate 0 starts from zero."""
+    """Intrinsic tile(a, lda, b, ldb, c, ldc, k, accumulate): strides in bytes, k in words;
+    accumulate 0 starts from zero.
+    """
     e, madd = simd.emit, multiply_add(simd, pairs)
     width = 4 * e.lanes
 
@@ -73,7 +76,9 @@ def make_tile(simd: Simd, rows: int, vectors: int, pairs: bool) -> Callable:
 
 
 def make_gemm(simd: Simd, pairs: bool) -> Callable:
-    """gemm(a, lda, b, ldb, c, ldc, m, n_vectors, k, accumulate) over tiles; strides in bytes, k in words."""
+    """gemm(a, lda, b, ldb, c, ldc, m, n_vectors, k, accumulate) over tiles; strides in bytes, k
+    in words.
+    """
     wide = 4 if simd.lanes == 16 else 2
     tile4, tile3, tile2, tile1 = (make_tile(simd, rows, wide, pairs) for rows in (4, 3, 2, 1))
     edge4, edge1 = make_tile(simd, 4, 1, pairs), make_tile(simd, 1, 1, pairs)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled Python kernels, kept on disk as machine code.
 
-A kernel module has `build(simd) -> dict[str, function]`; each function takes one int64 (the address of its arguments) and
-returns nothing. On a cold start numba lowers them to LLVM, which is linked into one object a dtype and written to
-`VLLM_CACHE_ROOT/cpu_kernels`. A warm start maps that object: numba isn't even imported. Kernels use no Python objects,
-raise nothing and allocate nothing, so they may run on any thread, with or without the GIL.
+A kernel module has `build(simd) -> dict[str, function]`; each function takes one int64 (the
+address of its arguments) and returns nothing. On a cold start numba lowers them to LLVM, which is
+linked into one object a dtype and written to `VLLM_CACHE_ROOT/cpu_kernels`. A warm start maps
+that object: numba isn't even imported. Kernels use no Python objects, raise nothing and allocate
+nothing, so they may run on any thread, with or without the GIL.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib
 import importlib.util
 import os
 import tempfile
-from ctypes import CFUNCTYPE, PYFUNCTYPE, c_void_p
+from ctypes import PYFUNCTYPE, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,20 +34,21 @@ _engines: list = []  # LLVM engines own the code: they live as long as the proce
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled function. `run(args_address)` keeps the GIL (for short ones), `run_nogil` lets go of it."""
+    """A compiled function. `run(args_address)` calls it, keeping the GIL: it is for short ones."""
 
     name: str
     address: int
     run: object
-    run_nogil: object
 
     @classmethod
     def at(cls, name: str, address: int) -> Kernel:
-        return cls(name, address, PYFUNCTYPE(None, c_void_p)(address), CFUNCTYPE(None, c_void_p)(address))
+        return cls(name, address, PYFUNCTYPE(None, c_void_p)(address))
 
 
 class KernelTable(dict):
-    """One kernel by torch dtype: `table[dtype]` is (Kernel, bytes per value), loaded on first use."""
+    """One kernel by torch dtype: `table[dtype]` is (Kernel, bytes per value), loaded on first
+    use.
+    """
 
     def __init__(self, library: KernelLibrary, name: str) -> None:
         super().__init__()
@@ -61,7 +63,8 @@ class KernelTable(dict):
 class KernelLibrary:
     """The kernels of one module, loaded for a dtype on first use.
 
-    `load(dtype)` returns {name: Kernel}; dtype is one of float32, bfloat16, float16 (anything else: ValueError).
+    `load(dtype)` returns {name: Kernel}; dtype is one of float32, bfloat16, float16 (anything
+    else: ValueError).
     """
 
     def __init__(self, module: str) -> None:
@@ -78,12 +81,20 @@ class KernelLibrary:
         return kernels
 
     def _object_code(self, dtype: str, target: Target) -> bytes:
-        path = _cache_dir() / f"{self.module.rsplit('.', 1)[-1]}-{dtype}-{self._digest(dtype, target)}.o"
+        path = (
+            _cache_dir()
+            / f"{self.module.rsplit('.', 1)[-1]}-{dtype}-{self._digest(dtype, target)}.o"
+        )
         try:
             return path.read_bytes()
         except OSError:
             pass
-        logger.info("Compiling CPU kernels %s for %s (once; kept in %s)", path.name.split("-")[0], dtype, path.parent)
+        logger.info(
+            "Compiling CPU kernels %s for %s (once; kept in %s)",
+            path.name.split("-")[0],
+            dtype,
+            path.parent,
+        )
         code = _compile(self.module, dtype, target)
         _write_atomically(path, code)
         return code
@@ -94,7 +105,9 @@ class KernelLibrary:
 
         here = Path(__file__).parent
         spec = importlib.util.find_spec(self.module)
-        digest = hashlib.sha256(f"{dtype}/{target.key()}/{version('numba')}/{version('llvmlite')}".encode())
+        digest = hashlib.sha256(
+            f"{dtype}/{target.key()}/{version('numba')}/{version('llvmlite')}".encode()
+        )
         for folder in (here, Path(spec.origin).parent):
             for source in sorted(folder.glob("*.py")):
                 digest.update(source.read_bytes())
@@ -113,7 +126,11 @@ def _write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
         os.replace(file.name, path)
     except OSError as error:
-        logger.warning("Cannot keep compiled CPU kernels in %s (%s): each start compiles them again", path.parent, error)
+        logger.warning(
+            "Cannot keep compiled CPU kernels in %s (%s): each start compiles them again",
+            path.parent,
+            error,
+        )
 
 
 def _target_machine(target: Target):
@@ -123,7 +140,12 @@ def _target_machine(target: Target):
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple()
     return machine.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="jitdefault", jit=True
+        cpu=target.cpu,
+        features=target.features,
+        opt=3,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
     )
 
 
@@ -137,7 +159,9 @@ def _compile(module: str, dtype: str, target: Target) -> bytes:
     functions = importlib.import_module(module).build(Simd(target, dtype))
     linked = None
     for name, function in functions.items():
-        dispatcher = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", nogil=True)(function)
+        dispatcher = njit(
+            no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", nogil=True
+        )(function)
         dispatcher.compile(types.void(types.int64))
         (compiled,) = dispatcher.overloads.values()
         text = compiled.library.get_llvm_str() + _entry_point(name, compiled.fndesc.llvm_func_name)

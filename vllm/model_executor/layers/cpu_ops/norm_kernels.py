@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMS norm and layer norm over rows, with the residual added first where there is one. Numba code."""
+"""RMS norm and layer norm over rows, with the residual added first where there is one. Numba
+code.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,18 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 
 def make_add_residual(simd: Simd) -> Callable:
-    """add(p, row): x + residual, rounded to the storage dtype, stored as the residual; returns where the sum is."""
+    """add(p, row): x + residual, rounded to the storage dtype, stored as the residual; returns
+    where the sum is.
+    """
     iload64, div, lanes, itemsize = simd.iload64, simd.div, simd.lanes, simd.itemsize
     load, load_tail, store, store_tail = simd.load, simd.load_tail, simd.store, simd.store_tail
 
     @jit
     def add(p, row):
-        x, residual = iload64(p + A.NORM_X) + row * iload64(p + A.NORM_X_ROW), iload64(p + A.NORM_RESIDUAL)
+        x, residual = (
+            iload64(p + A.NORM_X) + row * iload64(p + A.NORM_X_ROW),
+            iload64(p + A.NORM_RESIDUAL),
+        )
         if not residual:
             return x
         residual += row * iload64(p + A.NORM_RESIDUAL_ROW)
@@ -39,10 +46,30 @@ def make_add_residual(simd: Simd) -> Callable:
 
 
 def make_rms_norm(simd: Simd) -> Callable:
-    """As Llama does it: the normed value is rounded to the storage dtype before the weight multiplies it."""
-    iload64, dload64, div, lanes, itemsize = simd.iload64, simd.dload64, simd.div, simd.lanes, simd.itemsize
-    load, load_tail, store, store_tail, rounded = simd.load, simd.load_tail, simd.store, simd.store_tail, simd.round
-    splat, fma, hsum, sqrt, add = simd.splat, simd.fma, simd.hsum, simd.sqrt, make_add_residual(simd)
+    """As Llama does it: the normed value is rounded to the storage dtype before the weight
+    multiplies it.
+    """
+    iload64, dload64, div, lanes, itemsize = (
+        simd.iload64,
+        simd.dload64,
+        simd.div,
+        simd.lanes,
+        simd.itemsize,
+    )
+    load, load_tail, store, store_tail, rounded = (
+        simd.load,
+        simd.load_tail,
+        simd.store,
+        simd.store_tail,
+        simd.round,
+    )
+    splat, fma, hsum, sqrt, add = (
+        simd.splat,
+        simd.fma,
+        simd.hsum,
+        simd.sqrt,
+        make_add_residual(simd),
+    )
 
     @jit
     def factor(x, size, full, eps):
@@ -65,7 +92,11 @@ def make_rms_norm(simd: Simd) -> Callable:
             store(out + i, rounded(load(x + i) * scale) * load(weight + i))
         if full < size:
             at, rest = itemsize * full, size - full
-            store_tail(out + at, rounded(load_tail(x + at, rest) * scale) * load_tail(weight + at, rest), rest)
+            store_tail(
+                out + at,
+                rounded(load_tail(x + at, rest) * scale) * load_tail(weight + at, rest),
+                rest,
+            )
 
     @jit
     def body(p, first, stop):
@@ -76,12 +107,30 @@ def make_rms_norm(simd: Simd) -> Callable:
 
 
 def make_layer_norm(simd: Simd) -> Callable:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, the variance from a second pass; rounded once."""
-    iload64, dload64, div, lanes, itemsize = simd.iload64, simd.dload64, simd.div, simd.lanes, simd.itemsize
+    """(x - mean) / sqrt(variance + eps) * weight + bias, the variance from a second pass; rounded
+    once.
+    """
+    iload64, dload64, div, lanes, itemsize = (
+        simd.iload64,
+        simd.dload64,
+        simd.div,
+        simd.lanes,
+        simd.itemsize,
+    )
     load, load_tail, store, store_tail, keep_range = (
-        simd.load, simd.load_tail, simd.store, simd.store_tail, simd.keep_range,
-    )  # fmt: skip
-    splat, fma, hsum, sqrt, add = simd.splat, simd.fma, simd.hsum, simd.sqrt, make_add_residual(simd)
+        simd.load,
+        simd.load_tail,
+        simd.store,
+        simd.store_tail,
+        simd.keep_range,
+    )
+    splat, fma, hsum, sqrt, add = (
+        simd.splat,
+        simd.fma,
+        simd.hsum,
+        simd.sqrt,
+        make_add_residual(simd),
+    )
 
     @jit
     def moments(x, size, full, eps):
@@ -95,7 +144,9 @@ def make_layer_norm(simd: Simd) -> Callable:
             value = load(x + i) - mean
             squares = fma(value, value, squares)
         if full < size:
-            value = keep_range(load_tail(x + itemsize * full, size - full) - mean, full, 0, size, ZERO)
+            value = keep_range(
+                load_tail(x + itemsize * full, size - full) - mean, full, 0, size, ZERO
+            )
             squares = fma(value, value, squares)
         return mean, splat(ONE) / sqrt(splat(hsum(squares) / np.float32(size) + eps))
 

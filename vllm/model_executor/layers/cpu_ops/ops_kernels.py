@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small kernels of a dtype, by name. Numba code: imported only when there is no compiled object in the cache."""
+"""The small kernels of a dtype, by name. Numba code: imported only when there is no compiled
+object in the cache.
+"""
 
 from __future__ import annotations
 

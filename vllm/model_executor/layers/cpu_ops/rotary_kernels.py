@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding of queries and keys, in place or on the way into the cache. Numba code."""
+"""Rotary position embedding of queries and keys, in place or on the way into the cache. Numba
+code.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,24 @@ ZERO = np.float32(0)
 
 
 def make_rotate(simd: Simd) -> Callable:
-    """rotate(p, angles, x, out): one head, in place where out is x; `angles`: cosines, then sines, float32."""
-    iload64, copy, div, lanes, itemsize = simd.iload64, simd.copy, simd.div, simd.lanes, simd.itemsize
+    """rotate(p, angles, x, out): one head, in place where out is x; `angles`: cosines, then
+    sines, float32.
+    """
+    iload64, copy, div, lanes, itemsize = (
+        simd.iload64,
+        simd.copy,
+        simd.div,
+        simd.lanes,
+        simd.itemsize,
+    )
     load, load_tail, store, store_tail = simd.load, simd.load_tail, simd.store, simd.store_tail
-    fload, fload_tail, fload1, load1, store1 = simd.fload, simd.fload_tail, simd.fload1, simd.load1, simd.store1
+    fload, fload_tail, fload1, load1, store1 = (
+        simd.fload,
+        simd.fload_tail,
+        simd.fload1,
+        simd.load1,
+        simd.store1,
+    )
     fma, splat = simd.fma, simd.splat
 
     @jit
@@ -32,7 +48,10 @@ def make_rotate(simd: Simd) -> Callable:
             store(out + second + i, fma(b, cos, a * sin))
         if full < half:
             i, rest = itemsize * full, half - full
-            cos, sin = fload_tail(angles + 4 * full, rest), fload_tail(angles + 4 * (half + full), rest)
+            cos, sin = (
+                fload_tail(angles + 4 * full, rest),
+                fload_tail(angles + 4 * (half + full), rest),
+            )
             a, b = load_tail(x + i, rest), load_tail(x + second + i, rest)
             store_tail(out + i, fma(a, cos, splat(ZERO) - b * sin), rest)
             store_tail(out + second + i, fma(b, cos, a * sin), rest)
@@ -73,12 +92,28 @@ def make_rotary(simd: Simd) -> Callable:
         size = iload64(p + A.ROTARY_TOKENS_PER_BLOCK)
         block = div(slot, size)
         offset = slot - block * size
-        k, v = iload64(p + A.ROTARY_K) + token * iload64(p + A.ROTARY_K_ROW), iload64(p + A.ROTARY_V)
+        k, v = (
+            iload64(p + A.ROTARY_K) + token * iload64(p + A.ROTARY_K_ROW),
+            iload64(p + A.ROTARY_V),
+        )
         v += token * iload64(p + A.ROTARY_V_ROW)
-        kc = iload64(p + A.ROTARY_KC) + block * iload64(p + A.ROTARY_KC_BLOCK) + offset * iload64(p + A.ROTARY_KC_TOKEN)
-        vc = iload64(p + A.ROTARY_VC) + block * iload64(p + A.ROTARY_VC_BLOCK) + offset * iload64(p + A.ROTARY_VC_TOKEN)
+        kc = (
+            iload64(p + A.ROTARY_KC)
+            + block * iload64(p + A.ROTARY_KC_BLOCK)
+            + offset * iload64(p + A.ROTARY_KC_TOKEN)
+        )
+        vc = (
+            iload64(p + A.ROTARY_VC)
+            + block * iload64(p + A.ROTARY_VC_BLOCK)
+            + offset * iload64(p + A.ROTARY_VC_TOKEN)
+        )
         for h in range(iload64(p + A.ROTARY_K_HEADS)):
-            rotate(p, angles, k + h * iload64(p + A.ROTARY_K_HEAD), kc + h * iload64(p + A.ROTARY_KC_HEAD))
+            rotate(
+                p,
+                angles,
+                k + h * iload64(p + A.ROTARY_K_HEAD),
+                kc + h * iload64(p + A.ROTARY_KC_HEAD),
+            )
             value, to = v + h * iload64(p + A.ROTARY_V_HEAD), vc + h * iload64(p + A.ROTARY_VC_HEAD)
             copy(to, value, iload64(p + A.ROTARY_V_SIZE))
 

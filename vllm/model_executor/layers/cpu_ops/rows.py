@@ -14,7 +14,9 @@ jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def each_range(simd: Simd, body: Callable) -> Callable:
-    """A kernel that takes STEP rows at a time off a counter and calls body(args, first, stop) on them."""
+    """A kernel that takes STEP rows at a time off a counter and calls body(args, first, stop) on
+    them.
+    """
     iload64, atomic_add = simd.iload64, simd.atomic_add
 
     def kernel(p):

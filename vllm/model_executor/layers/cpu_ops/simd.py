@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors for compiled Python: a numba type of `lanes` float32 values and the operations on it.
 
-Kernels address memory by plain int64 addresses, so one compiled kernel serves every stride. There are no fast-math flags
-anywhere: the order of each sum is the one that is written, NaN and Inf behave, and results do not depend on what the
-optimiser fancies. Imported only when kernels are compiled (it needs numba).
+Kernels address memory by plain int64 addresses, so one compiled kernel serves every stride. There
+are no fast-math flags anywhere: the order of each sum is the one that is written, NaN and Inf
+behave, and results do not depend on what the optimiser fancies. Imported only when kernels are
+compiled (it needs numba).
 """
 
 from __future__ import annotations
@@ -21,15 +22,33 @@ from numba.core.typing import signature
 
 from .target import Target
 
-I1, I16, I32, I64, F32 = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-# 2**f = 1 + f * poly(f) on [-0.5, 0.5]: least squares on Chebyshev nodes, relative error below 2e-8.
+I1, I16, I32, I64, F32 = (
+    ir.IntType(1),
+    ir.IntType(16),
+    ir.IntType(32),
+    ir.IntType(64),
+    ir.FloatType(),
+)
+# 2**f = 1 + f * poly(f) on [-0.5, 0.5]: least squares on Chebyshev nodes, relative error below
+# 2e-8.
 EXP2_POLY = (
-    0.6931471824645996, 0.24022647738456726, 0.05550329014658928,
-    0.009618373587727547, 0.0013399808667600155, 0.00015370632172562182,
-)  # fmt: skip
+    0.6931471824645996,
+    0.24022647738456726,
+    0.05550329014658928,
+    0.009618373587727547,
+    0.0013399808667600155,
+    0.00015370632172562182,
+)
 # The same with a relative error below 4e-6: enough where the result is rounded to bfloat16.
-EXP2_POLY_SHORT = (0.6931220293045044, 0.24023719131946564, 0.05591663345694542, 0.009600325487554073)
-_ROUND_MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
+EXP2_POLY_SHORT = (
+    0.6931220293045044,
+    0.24023719131946564,
+    0.05591663345694542,
+    0.009600325487554073,
+)
+_ROUND_MAGIC = (
+    12582912.0  # 1.5 * 2**23: adding it leaves the rounded integer in the low mantissa bits
+)
 
 
 class BFloatType(ir.Type):
@@ -133,14 +152,34 @@ class VectorBuilder:
     def tail_mask(self, b: ir.IRBuilder, count: ir.Value) -> ir.Value:
         return b.icmp_signed("<", self.iota(), self.splat(b, b.trunc(count, I32)))
 
-    def load_tail(self, b: ir.IRBuilder, address: ir.Value, ty: ir.VectorType, suffix: str, count: ir.Value) -> ir.Value:
+    def load_tail(
+        self, b: ir.IRBuilder, address: ir.Value, ty: ir.VectorType, suffix: str, count: ir.Value
+    ) -> ir.Value:
         """`count` elements, zero beyond; memory beyond is not touched."""
         name = f"llvm.masked.load.v{self.lanes}{suffix}.p0"
-        return call(b, name, ty, pointer(b, address, ty), const(I32, 1), self.tail_mask(b, count), const(ty, 0))
+        return call(
+            b,
+            name,
+            ty,
+            pointer(b, address, ty),
+            const(I32, 1),
+            self.tail_mask(b, count),
+            const(ty, 0),
+        )
 
-    def store_tail(self, b: ir.IRBuilder, value: ir.Value, address: ir.Value, suffix: str, count: ir.Value) -> None:
+    def store_tail(
+        self, b: ir.IRBuilder, value: ir.Value, address: ir.Value, suffix: str, count: ir.Value
+    ) -> None:
         name = f"llvm.masked.store.v{self.lanes}{suffix}.p0"
-        call(b, name, ir.VoidType(), value, pointer(b, address, value.type), const(I32, 1), self.tail_mask(b, count))
+        call(
+            b,
+            name,
+            ir.VoidType(),
+            value,
+            pointer(b, address, value.type),
+            const(I32, 1),
+            self.tail_mask(b, count),
+        )
 
     def widen_bf16(self, b: ir.IRBuilder, bits: ir.Value) -> ir.Value:
         return b.bitcast(b.shl(b.zext(bits, self.i32), const(self.i32, 16)), self.f32)
@@ -154,7 +193,9 @@ class VectorBuilder:
         return b.trunc(b.select(is_nan, const(self.i32, 0x7FC0), rounded), self.i16)
 
     def exp2(self, b: ir.IRBuilder, x: ir.Value) -> ir.Value:
-        """2**x. Exactly 1 at 0, exactly 0 below -126.5 (and for -inf), capped at 2**127; NaN stays NaN."""
+        """2**x. Exactly 1 at 0, exactly 0 below -126.5 (and for -inf), capped at 2**127; NaN
+        stays NaN.
+        """
         high = const(self.f32, 127.0)
         return self.exp2_below(b, b.select(b.fcmp_ordered(">", x, high), high, x), EXP2_POLY)
 
@@ -168,15 +209,17 @@ class VectorBuilder:
         for c in coefficients[-2::-1]:
             poly = self.fma(b, poly, f, const(self.f32, c))
         poly = self.fma(b, poly, f, const(self.f32, 1.0))
-        exponent = b.add(b.shl(b.bitcast(shifted, self.i32), const(self.i32, 23)), const(self.i32, 127 << 23))
+        exponent = b.add(
+            b.shl(b.bitcast(shifted, self.i32), const(self.i32, 23)), const(self.i32, 127 << 23)
+        )
         return b.fmul(poly, b.bitcast(exponent, self.f32))
 
     def transpose(self, b: ir.IRBuilder, rows: list[ir.Value]) -> list[ir.Value]:
         """A square of `lanes` x `lanes`, by swapping ever larger sub-squares."""
         rows, n, step = list(rows), self.lanes, 1
         while step < n:
-            take_low = [l if not l & step else n + l - step for l in range(n)]
-            take_high = [l + step if not l & step else n + l for l in range(n)]
+            take_low = [i if not i & step else n + i - step for i in range(n)]
+            take_high = [i + step if not i & step else n + i for i in range(n)]
             for i in (i for i in range(n) if not i & step):
                 low, high = rows[i], rows[i + step]
                 rows[i] = b.shuffle_vector(low, high, ir.Constant(self.i32, take_low))
@@ -188,9 +231,9 @@ class VectorBuilder:
 class Simd:
     """The operations kernels use, for one target and one storage dtype.
 
-    `load`, `store` and their `_tail` forms convert between the storage dtype and float32 vectors; `fload`, `fstore` are
-    float32 scratch; scalars are `load1`, `store1`, `fload1`, `fstore1`, `iload32`, `iload64`. `pairs` says that matrix
-    tiles take bfloat16 pairs (see gemm.py).
+    `load`, `store` and their `_tail` forms convert between the storage dtype and float32 vectors;
+    `fload`, `fstore` are float32 scratch; scalars are `load1`, `store1`, `fload1`, `fstore1`,
+    `iload32`, `iload64`. `pairs` says that matrix tiles take bfloat16 pairs (see gemm.py).
     """
 
     def __init__(self, target: Target, dtype: str) -> None:
@@ -209,7 +252,9 @@ class Simd:
         i64, i32, f32, void = types.int64, types.int32, types.float32, types.void
         self.iload64 = make_intrinsic(i64(i64), lambda b, a: load(b, a, I64, 8))
         self.istore64 = make_intrinsic(void(i64, i64), lambda b, a, v: _none(b, store(b, v, a, 8)))
-        self.dload64 = make_intrinsic(types.float64(i64), lambda b, a: load(b, a, ir.DoubleType(), 8))
+        self.dload64 = make_intrinsic(
+            types.float64(i64), lambda b, a: load(b, a, ir.DoubleType(), 8)
+        )
         self.iload32 = make_intrinsic(i64(i64), lambda b, a: b.sext(load(b, a, I32, 4), I64))
         self.istore32 = make_intrinsic(void(i64, i32), lambda b, a, v: _none(b, store(b, v, a, 4)))
         self.fload1 = make_intrinsic(f32(i64), lambda b, a: load(b, a, F32, 4))
@@ -219,7 +264,9 @@ class Simd:
         )
         self.copy = make_intrinsic(void(i64, i64, i64), self._emit_copy)
         # Address of 64 bytes of the caller's stack frame; call outside loops.
-        self.stack = make_intrinsic(i64(), lambda b: b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, 8)), I64))
+        self.stack = make_intrinsic(
+            i64(), lambda b: b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, 8)), I64)
+        )
         self.prefetch = make_intrinsic(void(i64), self.emit_prefetch)
         # C's division: callers never pass negatives, and Python's rounding costs a branch.
         self.div = make_intrinsic(i64(i64, i64), lambda b, x, y: b.udiv(x, y))
@@ -243,11 +290,15 @@ class Simd:
         self.exp2 = make_intrinsic(v(v), e.exp2)
         short = EXP2_POLY_SHORT if self.pairs else EXP2_POLY
         self.exp2_weight = make_intrinsic(v(v), lambda b, x: e.exp2_below(b, x, short))
-        self.hsum = make_intrinsic(f32(v), lambda b, x: e.reduce(b, x, lambda b, p, q: b.fadd(p, q)))
+        self.hsum = make_intrinsic(
+            f32(v), lambda b, x: e.reduce(b, x, lambda b, p, q: b.fadd(p, q))
+        )
         self.hmax = make_intrinsic(f32(v), lambda b, x: e.reduce(b, x, e.maximum))
         self.first = make_intrinsic(f32(v), lambda b, x: b.extract_element(x, const(I32, 0)))
         self.sqrt = make_intrinsic(v(v), lambda b, x: call(b, f"llvm.sqrt.v{e.lanes}f32", e.f32, x))
-        self.absolute = make_intrinsic(v(v), lambda b, x: call(b, f"llvm.fabs.v{e.lanes}f32", e.f32, x))
+        self.absolute = make_intrinsic(
+            v(v), lambda b, x: call(b, f"llvm.fabs.v{e.lanes}f32", e.f32, x)
+        )
         self.choose_negative = make_intrinsic(
             v(v, v, v), lambda b, x, y, z: b.select(b.fcmp_ordered("<", x, const(e.f32, 0.0)), y, z)
         )
@@ -270,7 +321,9 @@ class Simd:
         v, f32, i64, void, e = self.vector, types.float32, types.int64, types.void, self.emit
         self.fload = make_intrinsic(v(i64), lambda b, a: load(b, a, e.f32, 4))
         self.fstore = make_intrinsic(void(i64, v), lambda b, a, x: _none(b, store(b, x, a, 4)))
-        self.fload_tail = make_intrinsic(v(i64, i64), lambda b, a, n: e.load_tail(b, a, e.f32, "f32", n))
+        self.fload_tail = make_intrinsic(
+            v(i64, i64), lambda b, a, n: e.load_tail(b, a, e.f32, "f32", n)
+        )
         self.fstore_tail = make_intrinsic(
             void(i64, v, i64), lambda b, a, x, n: _none(b, e.store_tail(b, x, a, "f32", n))
         )
@@ -280,14 +333,17 @@ class Simd:
         self.store_tail = make_intrinsic(void(i64, v, i64), self.emit_store)
         # What a value looks like after a round trip through the storage dtype.
         self.round = make_intrinsic(v(v), lambda b, x: self.emit_widen(b, self.emit_narrow(b, x)))
-        # Finite, normal values only where the CPU rounds them itself: it flushes what is below 1.2e-38.
+        # Finite, normal values only where the CPU rounds them itself: it flushes what is below
+        # 1.2e-38.
         self.store_weight = make_intrinsic(void(i64, v), self._emit_store_weight)
         self.load1 = make_intrinsic(f32(i64), self._emit_load1)
         self.store1 = make_intrinsic(void(i64, f32), self._emit_store1)
 
     def storage(self) -> tuple[ir.VectorType, str]:
         e = self.emit
-        return {"float32": (e.f32, "f32"), "bfloat16": (e.i16, "i16"), "float16": (e.f16, "f16")}[self.dtype]
+        return {"float32": (e.f32, "f32"), "bfloat16": (e.i16, "i16"), "float16": (e.f16, "f16")}[
+            self.dtype
+        ]
 
     def emit_widen(self, b: ir.IRBuilder, raw: ir.Value) -> ir.Value:
         if self.dtype == "bfloat16":
@@ -299,13 +355,17 @@ class Simd:
             return self.emit.narrow_bf16(b, x)
         return b.fptrunc(x, self.emit.f16) if self.dtype == "float16" else x
 
-    def emit_load(self, b: ir.IRBuilder, address: ir.Value, count: ir.Value | None = None) -> ir.Value:
+    def emit_load(
+        self, b: ir.IRBuilder, address: ir.Value, count: ir.Value | None = None
+    ) -> ir.Value:
         ty, suffix = self.storage()
         if count is None:
             return self.emit_widen(b, load(b, address, ty, self.itemsize))
         return self.emit_widen(b, self.emit.load_tail(b, address, ty, suffix, count))
 
-    def emit_store(self, b: ir.IRBuilder, address: ir.Value, x: ir.Value, count: ir.Value | None = None) -> ir.Value:
+    def emit_store(
+        self, b: ir.IRBuilder, address: ir.Value, x: ir.Value, count: ir.Value | None = None
+    ) -> ir.Value:
         _, suffix = self.storage()
         raw = self.emit_narrow(b, x)
         if count is None:
@@ -318,7 +378,9 @@ class Simd:
         if not self.pairs:
             return _none(b, store(b, x, address, 4))
         name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * e.lanes}"
-        return _none(b, store(b, call(b, name, ir.VectorType(BFloatType(), e.lanes), x), address, 2))
+        return _none(
+            b, store(b, call(b, name, ir.VectorType(BFloatType(), e.lanes), x), address, 2)
+        )
 
     def _emit_load1(self, b: ir.IRBuilder, address: ir.Value) -> ir.Value:
         return b.extract_element(self.emit_load(b, address, const(I64, 1)), const(I32, 0))
@@ -332,7 +394,12 @@ def _none(builder: ir.IRBuilder, _value: object = None) -> ir.Value:
     return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-_OPERATORS = {operator.add: "fadd", operator.sub: "fsub", operator.mul: "fmul", operator.truediv: "fdiv"}
+_OPERATORS = {
+    operator.add: "fadd",
+    operator.sub: "fsub",
+    operator.mul: "fmul",
+    operator.truediv: "fdiv",
+}
 _registered: set[VectorType] = set()
 
 
@@ -343,7 +410,8 @@ def _register_operators(vector: VectorType) -> None:
     _registered.add(vector)
     for python_op, llvm_op in _OPERATORS.items():
         raw = make_intrinsic(
-            signature(vector, vector, vector), lambda b, x, y, llvm_op=llvm_op: getattr(b, llvm_op)(x, y)
+            signature(vector, vector, vector),
+            lambda b, x, y, llvm_op=llvm_op: getattr(b, llvm_op)(x, y),
         )
         _overload_operator(python_op, vector, raw)
 

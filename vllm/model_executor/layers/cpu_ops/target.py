@@ -11,7 +11,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Target:
-    """`lanes`: float32 values in a vector (8 or 16). `bf16_dot`: AVX512_BF16's pairwise dot product is used."""
+    """`lanes`: float32 values in a vector (8 or 16). `bf16_dot`: AVX512_BF16's pairwise dot
+    product is used.
+    """
 
     lanes: int
     bf16_dot: bool

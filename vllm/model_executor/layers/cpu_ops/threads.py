@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """One thread pool for torch and for our kernels.
 
-Two OpenMP runtimes (or numba's own pool beside torch's) on the same cores spin against each other. So kernels are not
-started by numba: they are plain C functions handed to `GOMP_parallel` of the very runtime that torch has loaded (GNU,
-LLVM and Intel runtimes all export it), and run on torch's own threads. Each thread takes work items off an atomic counter.
-Only one thread at a time may launch kernels: scratch memory is shared.
+Two OpenMP runtimes (numba brings another than torch's) or numba's own pool beside torch's spin
+against each other on the same cores. So kernels are not started by numba: they are plain C
+functions handed to `GOMP_parallel` of the very runtime that torch has loaded (GNU, LLVM and Intel
+runtimes all export it), and run on torch's own threads. Each thread takes work items off an
+atomic counter, so one that comes late finds nothing left to do.
+
+A thread that waits for the others spins first. Measured (2 cores shared with other busy
+processes, a decode step of a 135M model): with the runtime's default spin count, steps took
+several times as long, since the spinning thread keeps the one that is waited for off its core;
+with few spins or none it sleeps and lets it run. `vllm.env_override` sets the count before torch
+is loaded.
+
+Only one thread at a time may launch kernels: scratch memory and argument records are shared.
 """
 
 from __future__ import annotations
@@ -25,7 +34,9 @@ _num_threads = 0
 
 
 def init_threads(num_threads: int) -> None:
-    """Sets how many threads torch and our kernels use; call once when a worker starts. At least 1."""
+    """Sets how many threads torch and our kernels use; call once when a worker starts. At least
+    1.
+    """
     global _num_threads
     if num_threads < 1:
         raise ValueError(f"num_threads must be at least 1, got {num_threads}")
@@ -43,12 +54,16 @@ def num_threads() -> int:
 
 @cache
 def _gomp_parallel():
-    """`GOMP_parallel(function, data, num_threads, flags)` of torch's OpenMP runtime, None where torch has none."""
+    """`GOMP_parallel(function, data, num_threads, flags)` of torch's OpenMP runtime, None where
+    torch has none.
+    """
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:
         function = ctypes.CDLL(library).GOMP_parallel
     except (OSError, AttributeError) as error:
-        logger.warning("torch's OpenMP runtime was not found (%s): CPU kernels use one thread", error)
+        logger.warning(
+            "torch's OpenMP runtime was not found (%s): CPU kernels use one thread", error
+        )
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     function.restype = None
@@ -58,7 +73,8 @@ def _gomp_parallel():
 class Arguments:
     """A kernel's arguments: a fixed record of int64 ("q") and float64 ("d") words in memory.
 
-    `write(*values)` fills it, without a Python frame: a decode step does this some three hundred times.
+    `write(*values)` fills it, without a Python frame: a decode step does this some three hundred
+    times.
     """
 
     __slots__ = ("_buffer", "address", "write")
@@ -74,9 +90,13 @@ class Arguments:
         return struct.unpack_from(f"={count}q", self._buffer, first)
 
 
-def launch(kernel: Kernel, args_address: int, threads: int) -> None:
-    """Runs the kernel on `threads` threads of torch's pool; returns when all are done."""
-    if threads <= 1:
+def launch(kernel: Kernel, args_address: int, threads: int, long: bool = False) -> None:
+    """Runs the kernel on `threads` threads of torch's pool; returns when all are done.
+
+    Work for one thread is called directly and keeps the GIL, which is the quicker, unless it is
+    `long`: then other Python threads may run meanwhile.
+    """
+    if threads == 1 and (not long or _gomp_parallel() is None):
         kernel.run(args_address)
     else:
         _gomp_parallel()(kernel.address, args_address, threads, 0)

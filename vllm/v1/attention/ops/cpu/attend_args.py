@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the kernels `plan` and `attend`: byte offsets of int64 words (the last two: float64). Strides in bytes."""
+"""Arguments of the kernels `plan` and `attend`: byte offsets of int64 words (the last two:
+float64). Strides in bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention for CPUs, in compiled Python. Numba code: imported only when there is no compiled object in the cache.
+"""Paged attention for CPUs, in compiled Python. Numba code: imported only when there is no
+compiled object in the cache.
 
-A *tile* is up to ROWS query rows of one request that share a KV head (tokens x heads of the group). For a tile, keys are
-taken BLOCK at a time: their addresses are looked up in the block table, K is transposed and V copied into scratch (a key
-that nobody in the tile may see reads a row of zeros instead, so whatever its slot holds never enters a sum), then S = QK^T,
-online softmax, acc += PV on register tiles (gemm.py).
+A *tile* is up to ROWS query rows of one request that share a KV head (tokens x heads of the
+group). For a tile, keys are taken BLOCK at a time: their addresses are looked up in the block
+table, K is transposed and V copied into scratch (a key that nobody in the tile may see reads a
+row of zeros instead, so whatever its slot holds never enters a sum), then S = QK^T, online
+softmax, acc += PV on register tiles (gemm.py).
 
-Every CHUNK keys, counted from position 0, the softmax state starts anew and is merged into the running one. A decode row
-over a long sequence can thus be split over threads chunk by chunk, and yet gives the same bits as the same row inside a
-prefill tile, in any batch, with any number of threads: the operations on a row depend only on its keys. (One exception:
-values below 1.2e-38 may be flushed to zero by the bfloat16 dot product.)
+Every CHUNK keys, counted from position 0, the softmax state starts anew and is merged into the
+running one. A decode row over a long sequence can thus be split over threads chunk by chunk, and
+yet gives the same bits as the same row inside a prefill tile, in any batch, with any number of
+threads: the operations on a row depend only on its keys. (One exception: values below 1.2e-38 may
+be flushed to zero by the bfloat16 dot product.)
 
 Softmax is computed base 2: log2(e) is folded into the scale.
 """
@@ -23,25 +26,29 @@ from vllm.model_executor.layers.cpu_ops.gemm import make_gemm
 from vllm.model_executor.layers.cpu_ops.simd import Simd
 
 from . import attend_args as A
-from . import cache_args as C
 from . import thread_record as W
-from .pack_kernels import make_pack
+from .cache_kernels import make_cache
+from .pack_kernels import make_locate, make_pack_block, make_pack_queries
+from .softmax_kernels import make_merge, make_softmax
 from .tile_sizes import BLOCK, CHUNK, ROWS, SPLIT_ROWS
 
-LOG2E = np.float32(1.4426950408889634)
 MINUS_INF = np.float32(-np.inf)
-ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
+ZERO = np.float32(0)
 _jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def make_plan(simd: Simd):
-    """plan(args): counts work items and scratch bytes, clears the counters. Serial, some nanoseconds a request."""
+    """plan(args): counts work items and scratch bytes, clears the counters. Serial, some
+    nanoseconds a request.
+    """
     iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
     lanes, group = simd.lanes, simd.lanes * (2 if simd.dtype == "bfloat16" else 1)
 
     @_jit
     def plan_request(p, r):
-        """(items, partial rows) of request r; the split of a request depends on nothing but itself."""
+        """(items, partial rows) of request r; the split of a request depends on nothing but
+        itself.
+        """
         num_kv_heads, heads = iload64(p + A.NUM_KV_HEADS), iload64(p + A.GROUP)
         starts, seq = iload64(p + A.QUERY_START), iload32(iload64(p + A.SEQ_LENS) + 4 * r)
         tokens = iload32(starts + 4 * r + 4) - iload32(starts + 4 * r)
@@ -86,8 +93,16 @@ def make_plan(simd: Simd):
 
 
 def make_set_up(simd: Simd):
-    """set_up(p, w): lays out a thread's scratch; w is the address of its record of addresses (class W)."""
-    iload64, istore64, fstore, splat, div = simd.iload64, simd.istore64, simd.fstore, simd.splat, simd.div
+    """set_up(p, w): lays out a thread's scratch; w is the address of its record of addresses
+    (class W).
+    """
+    iload64, istore64, fstore, splat, div = (
+        simd.iload64,
+        simd.istore64,
+        simd.fstore,
+        simd.splat,
+        simd.div,
+    )
     lanes, group = simd.lanes, simd.lanes * (2 if simd.dtype == "bfloat16" else 1)
 
     @_jit
@@ -121,79 +136,15 @@ def make_set_up(simd: Simd):
     return set_up
 
 
-def make_softmax(simd: Simd):
-    """softmax(p, w, acc, state, first, vectors): one block of S to P, with the running maximum and sum of each row."""
-    iload64, dload64, fload1, fstore1 = simd.iload64, simd.dload64, simd.fload1, simd.fstore1
-    fload, fstore, splat, maximum, exp2 = simd.fload, simd.fstore, simd.splat, simd.maximum, simd.exp2
-    hmax, hsum, first_lane, fma, keep_range = simd.hmax, simd.hsum, simd.first, simd.fma, simd.keep_range
-    iota_from, pairs, lanes, div = simd.iota_from, simd.pairs, simd.lanes, simd.div
-    exp2_weight, store_weight = simd.exp2_weight, simd.store_weight
-
-    @_jit
-    def scores(p, w, s, row, first, vectors):
-        """Scales, caps, biases and masks a row of S in place; returns its maximum."""
-        heads = iload64(p + A.GROUP)
-        token = div(row, heads)
-        position, low, high = iload64(w + W.POSITION) + token, 0, iload64(w + W.HIGH)
-        if iload64(p + A.CAUSAL):
-            high = position + 1
-        if iload64(p + A.WINDOW) > 0:
-            low = position + 1 - iload64(p + A.WINDOW)
-        scale, cap, slopes = np.float32(dload64(p + A.SCALE)), np.float32(dload64(p + A.SOFT_CAP)), iload64(p + A.ALIBI)
-        slope = ZERO
-        if slopes:
-            slope = fload1(slopes + 4 * (iload64(w + W.KV_HEAD) * heads + row - token * heads)) * LOG2E
-        masked = first < low or first + vectors * lanes > high
-        peak, factor = splat(MINUS_INF), splat(scale if cap > ZERO else scale * LOG2E)
-        for j in range(vectors):
-            x = fload(s + 4 * lanes * j) * factor
-            if cap > ZERO:  # cap * tanh(x / cap), tanh y = 1 - 2 / (1 + exp 2y)
-                e = exp2(x * splat(TWO * LOG2E / cap))
-                x = splat(cap * LOG2E) - splat(TWO * cap * LOG2E) / (e + splat(ONE))
-            if slopes:
-                x = fma(iota_from(first + j * lanes - position), splat(slope), x)
-            if masked:
-                x = keep_range(x, first + j * lanes, low, high, MINUS_INF)
-            fstore(s + 4 * lanes * j, x)
-            peak = maximum(peak, x)
-        return hmax(peak)
-
-    @_jit
-    def rescale(acc, n, factor):
-        f = splat(factor)
-        for d in range(0, n, lanes):
-            fstore(acc + 4 * d, fload(acc + 4 * d) * f)
-
-    @_jit
-    def softmax(p, w, acc, state, first, vectors):
-        s, out, padded_v = iload64(w + W.S), iload64(w + W.P), iload64(w + W.PADDED_V)
-        for row in range(iload64(w + W.TOKENS) * iload64(p + A.GROUP)):
-            old = fload1(state + 8 * row)
-            top = max(old, scores(p, w, s, row, first, vectors))
-            base, total = splat(top if top > MINUS_INF else ZERO), splat(ZERO)
-            for j in range(vectors):
-                e = exp2_weight(fload(s + 4 * lanes * j) - base)
-                store_weight(out + (2 if pairs else 4) * lanes * j, e)
-                total = total + e
-            decay = ONE if top == old else first_lane(exp2(splat(old) - base))
-            fstore1(state + 8 * row, top)
-            fstore1(state + 8 * row + 4, fload1(state + 8 * row + 4) * decay + hsum(total))
-            if decay != ONE:
-                rescale(acc + 4 * padded_v * row, padded_v, decay)
-            s += 4 * BLOCK
-            out += 2 * BLOCK if pairs else 4 * BLOCK
-
-    return softmax
-
-
 def make_chunk(simd: Simd):
-    """chunk(p, w, index, acc, state): attention of the tile over keys [index * CHUNK, (index + 1) * CHUNK)."""
-    iload64, fload1, fstore1, fstore, splat, div = (
-        simd.iload64, simd.fload1, simd.fstore1, simd.fstore, simd.splat, simd.div,
-    )  # fmt: skip
-    lanes, pairs = simd.lanes, simd.pairs
+    """chunk(p, w, index, acc, state): attention of the tile over keys [index * CHUNK, (index + 1)
+    * CHUNK).
+    """
+    iload64, fstore1, fstore, splat = simd.iload64, simd.fstore1, simd.fstore, simd.splat
+    div, lanes, pairs = simd.div, simd.lanes, simd.pairs
     gemm, softmax = make_gemm(simd, pairs), make_softmax(simd)
-    _, fetch_first, pack_block = make_pack(simd)
+    _, _, fetch_first = make_locate(simd)
+    pack_block = make_pack_block(simd)
     per_word = 2 if pairs else 1
 
     @_jit
@@ -206,7 +157,8 @@ def make_chunk(simd: Simd):
         softmax(p, w, acc, state, first, vectors)
         v, probs, probs_stride = iload64(w + W.V), iload64(w + W.P), div(4 * BLOCK, per_word)
         columns = div(padded_v, lanes)
-        gemm(probs, probs_stride, v, 4 * padded_v, acc, 4 * padded_v, rows, columns, div(count, per_word), 1)
+        steps, row_bytes = div(count, per_word), 4 * padded_v
+        gemm(probs, probs_stride, v, row_bytes, acc, row_bytes, rows, columns, steps, 1)
 
     @_jit
     def chunk(p, w, index, acc, state):
@@ -221,95 +173,22 @@ def make_chunk(simd: Simd):
         if start < high:
             fetch_first(p, w, start)
             for first in range(start, high, BLOCK):
-                block(p, w, acc, state, first, div(min(BLOCK, high - first) + lanes - 1, lanes) * lanes)
+                vectors = div(min(BLOCK, high - first) + lanes - 1, lanes)
+                block(p, w, acc, state, first, vectors * lanes)
 
     return chunk
 
 
-def make_merge(simd: Simd):
-    """merge(w, rows, acc, state): adds a chunk's result to TOTAL; finish(p, w): divides and stores the tile's output."""
-    iload64, fload1, fstore1, iload32 = simd.iload64, simd.fload1, simd.fstore1, simd.iload32
-    fload, fstore, splat, exp2, fma, first_lane = simd.fload, simd.fstore, simd.splat, simd.exp2, simd.fma, simd.first
-    store, store_tail, lanes, itemsize, div = simd.store, simd.store_tail, simd.lanes, simd.itemsize, simd.div
-
-    @_jit
-    def power(x):
-        return first_lane(exp2(splat(x)))
-
-    @_jit
-    def merge(w, rows, acc, state):
-        total, total_state, padded_v = iload64(w + W.TOTAL), iload64(w + W.TOTAL_STATE), iload64(w + W.PADDED_V)
-        for row in range(rows):
-            old, new = fload1(total_state + 8 * row), fload1(state + 8 * row)
-            top = max(old, new)
-            base = top if top > MINUS_INF else ZERO
-            keep, add = power(old - base), power(new - base)
-            fstore1(total_state + 8 * row, top)
-            new_sum = fload1(state + 8 * row + 4) * add
-            fstore1(total_state + 8 * row + 4, fload1(total_state + 8 * row + 4) * keep + new_sum)
-            for d in range(row * padded_v, (row + 1) * padded_v, lanes):
-                kept = fload(total + 4 * d) * splat(keep)
-                fstore(total + 4 * d, fma(fload(acc + 4 * d), splat(add), kept))
-
-    @_jit
-    def clear_total(w, rows):
-        total, total_state, padded_v = iload64(w + W.TOTAL), iload64(w + W.TOTAL_STATE), iload64(w + W.PADDED_V)
-        for i in range(0, rows * padded_v, lanes):
-            fstore(total + 4 * i, splat(ZERO))
-        for row in range(rows):
-            fstore1(total_state + 8 * row, MINUS_INF)
-            fstore1(total_state + 8 * row + 4, ZERO)
-
-    @_jit
-    def weight(p, head, top, total):
-        """What a row is multiplied with: 1 / sum, the sum including the head's sink; 0 for a row without keys."""
-        sinks = iload64(p + A.SINKS)
-        scale = ONE
-        if sinks:
-            sink = fload1(sinks + 4 * head) * LOG2E
-            base = max(top, sink)
-            scale = power(top - base)
-            total = total * scale + power(sink - base)
-        return scale / total if total != ZERO else ZERO
-
-    @_jit
-    def finish(p, w):
-        heads, head_size, head0 = iload64(p + A.GROUP), iload64(p + A.HEAD_SIZE), iload64(w + W.KV_HEAD)
-        head0, source, state = head0 * heads, iload64(w + W.TOTAL), iload64(w + W.TOTAL_STATE)
-        out = iload64(p + A.OUT) + iload64(w + W.FIRST_TOKEN) * iload64(p + A.OUT_TOKEN)
-        padded_v, full = iload64(w + W.PADDED_V), div(head_size, lanes) * lanes
-        for t in range(iload64(w + W.TOKENS)):
-            for g in range(heads):
-                factor = splat(weight(p, head0 + g, fload1(state), fload1(state + 4)))
-                to = out + t * iload64(p + A.OUT_TOKEN) + (head0 + g) * iload64(p + A.OUT_HEAD)
-                for d in range(0, full, lanes):
-                    store(to + itemsize * d, fload(source + 4 * d) * factor)
-                if full < head_size:
-                    store_tail(to + itemsize * full, fload(source + 4 * full) * factor, head_size - full)
-                source, state = source + 4 * padded_v, state + 8
-
-    return merge, clear_total, finish
-
-
-def make_attend(simd: Simd):
-    """attend(args): takes work items until there are none; runs on every thread."""
-    iload64, istore64, iload32, atomic_add, div = simd.iload64, simd.istore64, simd.iload32, simd.atomic_add, simd.div
-    lanes = simd.lanes
-    set_up, chunk = make_set_up(simd), make_chunk(simd)
-    pack_queries, _, _ = make_pack(simd)
+def make_tiles(simd: Simd):
+    """set_tile, whole_tile, split_tile: what a tile is, and its work at once or chunk by chunk."""
+    iload64, istore64, iload32, atomic_add = (
+        simd.iload64,
+        simd.istore64,
+        simd.iload32,
+        simd.atomic_add,
+    )
+    div, lanes, chunk = simd.div, simd.lanes, make_chunk(simd)
     merge, clear_total, finish = make_merge(simd)
-
-    @_jit
-    def find_request(p, item):
-        """The request whose range of items holds `item` (empty requests have empty ranges)."""
-        prefix, low, high = iload64(p + A.PREFIX), 0, iload64(p + A.NUM_REQUESTS)
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if iload64(prefix + 8 * middle) <= item:
-                low = middle
-            else:
-                high = middle
-        return low
 
     @_jit
     def set_tile(p, w, r, kv_head, tile):
@@ -338,7 +217,9 @@ def make_attend(simd: Simd):
         rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
         clear_total(w, rows)
         acc, state = iload64(w + W.ACC), iload64(w + W.STATE)
-        for index in range(div(iload64(w + W.LOW), CHUNK), div(max(iload64(w + W.HIGH), 0) + CHUNK - 1, CHUNK)):
+        for index in range(
+            div(iload64(w + W.LOW), CHUNK), div(max(iload64(w + W.HIGH), 0) + CHUNK - 1, CHUNK)
+        ):
             chunk(p, w, index, acc, state)
             merge(w, rows, acc, state)
         finish(p, w)
@@ -349,7 +230,11 @@ def make_attend(simd: Simd):
         rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
         bytes_per_row = 4 * iload64(w + W.PADDED_V)
         stride = rows * (bytes_per_row + 4 * lanes)
-        at = iload64(p + A.PARTIAL) + first_row * (bytes_per_row + 4 * lanes) + kv_head * chunks * stride
+        at = (
+            iload64(p + A.PARTIAL)
+            + first_row * (bytes_per_row + 4 * lanes)
+            + kv_head * chunks * stride
+        )
         mine = at + index * stride
         chunk(p, w, div(iload64(w + W.LOW), CHUNK) + index, mine, mine + rows * bytes_per_row)
         requests = iload64(p + A.NUM_REQUESTS)
@@ -361,10 +246,35 @@ def make_attend(simd: Simd):
                 merge(w, rows, at + i * stride, at + i * stride + rows * bytes_per_row)
             finish(p, w)
 
+    return set_tile, whole_tile, split_tile
+
+
+def make_attend(simd: Simd):
+    """attend(args): takes work items until there are none; runs on every thread."""
+    iload64, atomic_add, div = simd.iload64, simd.atomic_add, simd.div
+    set_up, pack_queries = make_set_up(simd), make_pack_queries(simd)
+    set_tile, whole_tile, split_tile = make_tiles(simd)
+
+    @_jit
+    def find_request(p, item):
+        """The request whose range of items holds `item` (empty requests have empty ranges)."""
+        prefix, low, high = iload64(p + A.PREFIX), 0, iload64(p + A.NUM_REQUESTS)
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if iload64(prefix + 8 * middle) <= item:
+                low = middle
+            else:
+                high = middle
+        return low
+
     @_jit
     def run_item(p, w, item):
         r = find_request(p, item)
-        prefix, kv_heads, requests = iload64(p + A.PREFIX), iload64(p + A.NUM_KV_HEADS), iload64(p + A.NUM_REQUESTS)
+        prefix, kv_heads, requests = (
+            iload64(p + A.PREFIX),
+            iload64(p + A.NUM_KV_HEADS),
+            iload64(p + A.NUM_REQUESTS),
+        )
         first, stop = iload64(prefix + 8 * r), iload64(prefix + 8 * r + 8)
         partial = prefix + 8 * (requests + 1) + 8 * r
         first_row, stop_row = iload64(partial), iload64(partial + 8)
@@ -390,36 +300,6 @@ def make_attend(simd: Simd):
             item = atomic_add(p + A.NEXT_ITEM, 1)
 
     return attend
-
-
-def make_cache(simd: Simd):
-    """cache(args): copies keys and values to their slots, a range of tokens at a time; negative slots are skipped."""
-    iload64, atomic_add, copy, div = simd.iload64, simd.atomic_add, simd.copy, simd.div
-
-    @_jit
-    def write_token(p, token, slot):
-        size = iload64(p + C.TOKENS_PER_BLOCK)
-        block = div(slot, size)
-        offset = slot - block * size
-        key, value = iload64(p + C.KEY) + token * iload64(p + C.KEY_TOKEN), iload64(p + C.VALUE)
-        value += token * iload64(p + C.VALUE_TOKEN)
-        k = iload64(p + C.K) + block * iload64(p + C.K_BLOCK) + offset * iload64(p + C.K_TOKEN)
-        v = iload64(p + C.V) + block * iload64(p + C.V_BLOCK) + offset * iload64(p + C.V_TOKEN)
-        for h in range(iload64(p + C.NUM_KV_HEADS)):
-            copy(k + h * iload64(p + C.K_HEAD), key + h * iload64(p + C.KEY_HEAD), iload64(p + C.K_BYTES))
-            copy(v + h * iload64(p + C.V_HEAD), value + h * iload64(p + C.VALUE_HEAD), iload64(p + C.V_BYTES))
-
-    def cache(p):
-        tokens, step, slots = iload64(p + C.NUM_TOKENS), iload64(p + C.STEP), iload64(p + C.SLOTS)
-        first = atomic_add(p + C.NEXT, step)
-        while first < tokens:
-            for token in range(first, min(first + step, tokens)):
-                slot = iload64(slots + 8 * token)
-                if slot >= 0:
-                    write_token(p, token, slot)
-            first = atomic_add(p + C.NEXT, step)
-
-    return cache
 
 
 def build(simd: Simd) -> dict:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the kernel `cache`: byte offsets of int64 words. Strides in bytes; STEP: tokens taken at a time."""
+"""Arguments of the kernel `cache`: byte offsets of int64 words. Strides in bytes; STEP: tokens
+taken at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of queries, keys and values in the layout of gemm.py's tiles, for attention_kernels.py. Numba code."""
+"""Copies of queries, keys and values in the layout of gemm.py's tiles, for attention_kernels.py.
+Numba code.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def make_pack_keys(simd: Simd, tail: bool):
     """Intrinsic (rows, offset, out, out_stride, count): a square of K, transposed.
 
-    `rows`: address of `lanes` row addresses; `offset`: bytes into each row. A row gives `lanes` words: float32 values, or
-    bfloat16 pairs. Without pair mode, pairs are widened to two float32 output rows. `count` words are read if `tail`.
+    `rows`: address of `lanes` row addresses; `offset`: bytes into each row. A row gives `lanes`
+    words: float32 values, or bfloat16 pairs. Without pair mode, pairs are widened to two float32
+    output rows. `count` words are read if `tail`.
     """
     e = simd.emit
     bf16 = simd.dtype == "bfloat16"
@@ -30,13 +33,17 @@ def make_pack_keys(simd: Simd, tail: bool):
         vectors = []
         for i in range(e.lanes):
             row = b.add(emit_vector_load(b, b.add(rows, const(I64, 8 * i)), I64, 8), offset)
-            raw = e.load_tail(b, row, word, suffix, count) if tail else emit_vector_load(b, row, word, simd.itemsize)
+            raw = (
+                e.load_tail(b, row, word, suffix, count)
+                if tail
+                else emit_vector_load(b, row, word, simd.itemsize)
+            )
             vectors.append(raw if bf16 else simd.emit_widen(b, raw))
         columns = e.transpose(b, vectors)
         if bf16 and not simd.pairs:
             low = [b.shl(c, const(e.i32, 16)) for c in columns]
             high = [b.and_(c, const(e.i32, -65536)) for c in columns]
-            columns = [v for both in zip(low, high) for v in both]
+            columns = [v for both in zip(low, high, strict=True) for v in both]
         for i, column in enumerate(columns):
             emit_vector_store(b, column, b.add(out, b.mul(out_stride, const(I64, i))), 4)
         return _none(b)
@@ -52,7 +59,11 @@ def make_pack_value_pair(simd: Simd, tail: bool):
     def emit(b, row0, row1, out, count):
         halves = []
         for row in (row0, row1):
-            raw = e.load_tail(b, row, e.i16, "i16", count) if tail else emit_vector_load(b, row, e.i16, 2)
+            raw = (
+                e.load_tail(b, row, e.i16, "i16", count)
+                if tail
+                else emit_vector_load(b, row, e.i16, 2)
+            )
             halves.append(b.zext(raw, e.i32))
         word = b.or_(halves[0], b.shl(halves[1], const(e.i32, 16)))
         emit_vector_store(b, word, out, 4)
@@ -62,17 +73,17 @@ def make_pack_value_pair(simd: Simd, tail: bool):
     return make_intrinsic(types.void(i64, i64, i64, i64), emit)
 
 
-def make_pack(simd: Simd):
-    """pack_queries(p, w), fetch_first(p, w, first), pack_block(p, w, first, count): copies in the tiles' layout."""
-    iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
+def make_pack_queries(simd: Simd):
+    """pack_queries(p, w): the tile's rows of Q, one below the other."""
+    iload64, div, lanes, itemsize, pairs = (
+        simd.iload64,
+        simd.div,
+        simd.lanes,
+        simd.itemsize,
+        simd.pairs,
+    )
     load, load_tail, fstore = simd.load, simd.load_tail, simd.fstore
     store, store_tail = simd.store, simd.store_tail
-    pairs, lanes, itemsize, prefetch = simd.pairs, simd.lanes, simd.itemsize, simd.prefetch
-    word_bytes = 4 if simd.dtype == "bfloat16" else itemsize
-    square, square_tail = make_pack_keys(simd, False), make_pack_keys(simd, True)
-    pair, pair_tail = make_pack_value_pair(simd, False), make_pack_value_pair(simd, True)
-    elements_per_word, rows_per_step = word_bytes // itemsize, 2 if pairs else 1
-    out_rows = lanes * (2 if elements_per_word == 2 and not pairs else 1)
 
     @_jit
     def pack_query_row(source, out, head_size):
@@ -101,21 +112,43 @@ def make_pack(simd: Simd):
                 pack_query_row(base + t * token_stride + g * head_stride, out, head_size)
                 out += out_stride
 
+    return pack_queries
+
+
+def make_locate(simd: Simd):
+    """locate(p, w, first): addresses of a block's rows; fetch(p, w, at, count): asks for some of
+    them; fetch_first(p, w, first): both, for a whole block.
+    """
+    iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
+    itemsize, prefetch = simd.itemsize, simd.prefetch
+
     @_jit
     def locate_page(p, w, k_out, v_out, first, column, slot, stop):
         """Row addresses of keys [first, stop) that lie in one page, from its slot `slot` on."""
         table = iload64(p + A.BLOCK_TABLE) + iload64(w + W.REQUEST) * iload64(p + A.TABLE_STRIDE)
         block, head = iload32(table + 4 * column), iload64(w + W.KV_HEAD)
         k_token, v_token = iload64(p + A.K_TOKEN), iload64(p + A.V_TOKEN)
-        k = iload64(p + A.K) + head * iload64(p + A.K_HEAD) + block * iload64(p + A.K_BLOCK) + slot * k_token
-        v = iload64(p + A.V) + head * iload64(p + A.V_HEAD) + block * iload64(p + A.V_BLOCK) + slot * v_token
+        k = (
+            iload64(p + A.K)
+            + head * iload64(p + A.K_HEAD)
+            + block * iload64(p + A.K_BLOCK)
+            + slot * k_token
+        )
+        v = (
+            iload64(p + A.V)
+            + head * iload64(p + A.V_HEAD)
+            + block * iload64(p + A.V_BLOCK)
+            + slot * v_token
+        )
         for j in range(stop - first):
             istore64(k_out + 8 * j, k + j * k_token)
             istore64(v_out + 8 * j, v + j * v_token)
 
     @_jit
     def locate(p, w, first):
-        """Row addresses of the BLOCK keys from `first`, in this turn's half of the table; zeros outside [LOW, HIGH)."""
+        """Row addresses of the BLOCK keys from `first`, in this turn's half of the table; zeros
+        outside [LOW, HIGH).
+        """
         zeros, size = iload64(w + W.ZEROS), iload64(p + A.TOKENS_PER_BLOCK)
         half = 8 * (first & BLOCK)
         k_rows, v_rows = iload64(w + W.K_ROWS) + half, iload64(w + W.V_ROWS) + half
@@ -134,8 +167,14 @@ def make_pack(simd: Simd):
 
     @_jit
     def fetch(p, w, at, count):
-        """Asks for `count` keys and values from byte `at` of the address tables, in the order in which they lie in memory."""
-        k_rows, v_rows, row_bytes = iload64(w + W.K_ROWS) + at, iload64(w + W.V_ROWS) + at, iload64(p + A.HEAD_SIZE) * itemsize
+        """Asks for `count` keys and values from byte `at` of the address tables, in the order in
+        which they lie in memory.
+        """
+        k_rows, v_rows, row_bytes = (
+            iload64(w + W.K_ROWS) + at,
+            iload64(w + W.V_ROWS) + at,
+            iload64(p + A.HEAD_SIZE) * itemsize,
+        )
         for j in range(count):
             k, v = iload64(k_rows + 8 * j), iload64(v_rows + 8 * j)
             for offset in range(0, row_bytes, 64):
@@ -149,9 +188,33 @@ def make_pack(simd: Simd):
         locate(p, w, first)
         fetch(p, w, 8 * (first & BLOCK), BLOCK)
 
+    return locate, fetch, fetch_first
+
+
+def make_pack_block(simd: Simd):
+    """pack_block(p, w, first, count): K transposed and V copied into the tiles' layout."""
+    iload64, div, pairs, lanes, itemsize = (
+        simd.iload64,
+        simd.div,
+        simd.pairs,
+        simd.lanes,
+        simd.itemsize,
+    )
+    load, load_tail, fstore = simd.load, simd.load_tail, simd.fstore
+    locate, fetch, _ = make_locate(simd)
+    word_bytes = 4 if simd.dtype == "bfloat16" else itemsize
+    square, square_tail = make_pack_keys(simd, False), make_pack_keys(simd, True)
+    pair, pair_tail = make_pack_value_pair(simd, False), make_pack_value_pair(simd, True)
+    elements_per_word, rows_per_step = word_bytes // itemsize, 2 if pairs else 1
+    out_rows = lanes * (2 if elements_per_word == 2 and not pairs else 1)
+
     @_jit
     def pack_keys(p, w, here, there, count):
-        k_rows, out, words = iload64(w + W.K_ROWS), iload64(w + W.K), div(iload64(p + A.HEAD_SIZE), elements_per_word)
+        k_rows, out, words = (
+            iload64(w + W.K_ROWS),
+            iload64(w + W.K),
+            div(iload64(p + A.HEAD_SIZE), elements_per_word),
+        )
         full = div(words, lanes) * lanes
         for j in range(0, count, lanes):
             fetch(p, w, there + 8 * j, lanes)
@@ -189,4 +252,4 @@ def make_pack(simd: Simd):
         pack_keys(p, w, here, there, count)
         pack_values(p, w, here, count)
 
-    return pack_queries, fetch_first, pack_block
+    return pack_block

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread's record in the attention kernel, byte offsets of int64 words: where its scratch is, which tile it works on."""
+"""A thread's record in the attention kernel, byte offsets of int64 words: where its scratch is,
+which tile it works on.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of the attention kernel's tiles. BLOCK and CHUNK decide the order of sums, the others only speed."""
+"""Sizes of the attention kernel's tiles. BLOCK and CHUNK decide the order of sums, the others
+only speed.
+"""
 
 from __future__ import annotations
 
