@@ -64,7 +64,8 @@ def seal(instance: object) -> None:
 
 def replace(instance: T, /, **changes: Any) -> T:
     """A copy of `instance` with `changes`, validated again; fields made by the class are remade."""
-    values = {f.name: getattr(instance, f.name) for f in dataclasses.fields(instance) if f.init}  # type: ignore[arg-type]
+    fields = dataclasses.fields(instance)  # type: ignore[arg-type]
+    values = {f.name: getattr(instance, f.name) for f in fields if f.init}
     return type(instance)(**{**values, **changes})
 
 
