@@ -15,6 +15,8 @@ os.environ.setdefault("VLLM_DEBUG_CHECK_INTEGRITY", "1")
 # No test may depend on a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Triton's kernels run in its interpreter, on the host; on a machine with a GPU: TRITON_INTERPRET=0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadlines: a busy machine is no fault. In CI the same examples each time.
 settings.register_profile("dev", deadline=None, print_blob=True)
