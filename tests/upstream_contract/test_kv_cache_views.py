@@ -162,7 +162,7 @@ def test_kv_first_beside_a_recurrent_layer():
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("order", [1, -1])
 def test_blocks_first_beside_kv_first(heads, order):
-    """Storage stays K/V-first; the blocks-first view gets strides (page / 2, NB * page / 2, tail)."""
+    """Storage stays K/V-first; blocks-first gets strides (page / 2, NB * page / 2, tail)."""
     half = BS * heads * D
     pair = (KVFirst, BlocksFirst)[::order]
     first, blocks = views(*pair, heads=heads)[::order]

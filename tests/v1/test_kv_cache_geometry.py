@@ -43,7 +43,8 @@ def test_geometry_needs_no_torch():
     code = (
         "import sys\n"
         "from vllm.v1.kv_cache_geometry import KVCacheGeometry\n"
-        "g = KVCacheGeometry.plan(('kv', 'block', 'token', 'content'), (2, 4, 16, 8), None, 'bfloat16', 4)\n"
+        "roles = 'kv', 'block', 'token', 'content'\n"
+        "g = KVCacheGeometry.plan(roles, (2, 4, 16, 8), None, 'bfloat16', 4)\n"
         "assert g.page_runs(1) == [(256, 256), (1280, 256)], g.page_runs(1)\n"
         "assert 'torch' not in sys.modules\n"
     )
@@ -377,6 +378,6 @@ def test_view_of_too_few_bytes_is_refused():
 def test_description_names_what_one_needs():
     text = kv_first(NB, BS, H, D, r=2).describe()
     assert text == (
-        "(kv 2, block 8, token 16, head 1, content 4) float32, byte strides (2048, 256, 16, 16, 4), "
-        "4 pages (2 kernel blocks each) of 1024 bytes in 2 runs, 512 apart, from byte 0"
+        "(kv 2, block 8, token 16, head 1, content 4) float32, "
+        "byte strides (2048, 256, 16, 16, 4), 4 pages (2 kernel blocks each) of 1024 bytes in 2 runs, 512 apart, from byte 0"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roles of third-party backends, found by probing: never by looking at the sizes of a real cache."""
+"""Roles of third-party backends, found by probing: never by the sizes of a real cache."""
 
 from __future__ import annotations
 

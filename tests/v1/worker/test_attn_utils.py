@@ -33,6 +33,7 @@ from vllm.v1.worker.gpu.attn_utils import (
     _reshape_kv_cache,
     init_kv_cache,
 )
+from vllm.v1.worker.kv_cache_layout import observe_allocations, plan_allocations
 
 CPU = torch.device("cpu")
 NB = 4
@@ -188,7 +189,7 @@ def test_partial_page_is_refused():
 
 
 def test_reshape_by_shape_alone():
-    """The helper that is told no roles takes the only dimension that can be the blocks, or refuses."""
+    """Told no roles, the helper takes the only dimension that can be the blocks, or refuses."""
     spec, raw = full_spec(), raw_of(full_spec())
     with pytest.raises(ValueError, match=r"dimension of \(2, 4, 16, 1, 4\) is 4 blocks"):
         _reshape_attention_kv_cache(raw, spec, (2, 4, 16, 1, 4), (0, 1, 2, 3, 4), 4, None)
@@ -222,11 +223,26 @@ def init(config, groups, kernel_block_sizes, context=None):
         bound, context, config, by_id, CPU, "auto", kernel_block_sizes, vllm_config=None
     )
     assert all(context[name].kv_cache is caches[name] for name in names)
+    seen = observe_allocations(groups, caches, "auto", kernel_block_sizes, {})
+    planned = plan_allocations(groups, config, "auto", kernel_block_sizes)
+    assert sorted(planned, key=lambda one: min(one.layers)) == sorted(
+        seen, key=lambda one: min(one.layers)
+    )
     return caches, bound
 
 
+def test_planned_readers_lie_where_their_targets_do():
+    spec = full_spec()
+    groups = [group(Fused, spec, "a", "b")]
+    config = shared_config(NB, [group(Fused, spec, "a")])
+    (allocation,) = plan_allocations(groups, config, "auto", [16], {"b": "a"})
+    allocation.check()
+    assert allocation.layers["b"].alias_of == "a"
+    assert allocation.layers["b"].geometry == allocation.layers["a"].geometry
+
+
 def test_packed_layers_interleave():
-    """Block i of layer 1 lies 512 bytes behind block i of layer 0, and 1024 behind its own i - 1."""
+    """Block i of layer 1 lies 512 bytes behind that of layer 0, and 1024 behind its own i - 1."""
     spec = full_spec()
     config = packed_config(spec, [0, 512], 1024)
     caches, bound = init(config, [group(BlocksFirst, spec, "layer0", "layer1")], [16])

@@ -29,8 +29,8 @@ from vllm.v1.worker.gpu.attn_utils import (
     _align_mixed_attention_kv_cache_views,
     _reshape_kv_cache,
     _restride_blocks_first_kv_cache_to_kv_first_storage,
-    observe_allocations,
 )
+from vllm.v1.worker.kv_cache_layout import observe_allocations, plan_allocations
 
 NB = 4
 BACKENDS = [KVFirst, BlocksFirst, BlocksFirstHND, Interleaved, Fused, FusedNHD, State]
@@ -54,7 +54,8 @@ def spec_for(backend, **kwargs):
 
 
 def mix(*backends, kernel_block_sizes=None, num_blocks=NB, specs=None, **kwargs):
-    """Views of layers `layer0`, ... of a group each, in one allocation."""
+    """Views of layers `layer0`, ... of a group each, in one allocation; what is planned without a
+    tensor is what they are."""
     specs = specs or [spec_for(backend, **kwargs) for backend in backends]
     groups = [
         group(backend, spec, f"layer{i}", group_id=i)
@@ -65,8 +66,9 @@ def mix(*backends, kernel_block_sizes=None, num_blocks=NB, specs=None, **kwargs)
     raws = {f"layer{i}": raw for i in range(len(groups))}
     sizes = kernel_block_sizes or [spec.block_size for spec in specs]
     caches = _reshape_kv_cache(groups, raws, "auto", sizes, {}, config)
-    (allocation,) = observe_allocations(groups, caches, "auto", sizes, {})
-    allocation.check()
+    allocations = observe_allocations(groups, caches, "auto", sizes, {})
+    assert plan_allocations(groups, config, "auto", sizes) == allocations
+    allocations[0].check()
     return [caches[f"layer{i}"] for i in range(len(groups))]
 
 
@@ -172,7 +174,7 @@ def test_rigid_kv_first():
 
 @pytest.mark.parametrize("other", [Fused, State, rigid(BlocksFirst)])
 def test_refusal(other):
-    """Where no direction works the start stops; users met an assertion about dimension 1 instead."""
+    """Where no direction works the start stops; users met an assertion about dimension 1."""
     with pytest.raises(KVLayoutError) as refusal:
         mix(rigid(KVFirst), other)
     text = str(refusal.value)

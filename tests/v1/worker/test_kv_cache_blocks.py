@@ -113,8 +113,8 @@ def test_page_out_of_range_is_refused():
     st.lists(st.integers(0, NB - 1), max_size=NB),
 )
 def test_copying(backends, kernel_block_size, destinations, sources):
-    """Any copies at once, chains and swaps too: as if all sources were read first. Layers that share
-    an allocation would do a chain twice, and end with other bytes."""
+    """Any copies at once, chains and swaps too: as if all sources were read first. Layers that
+    share an allocation would do a chain twice, and end with other bytes."""
     groups, caches, sizes, raw = make(backends, kernel_block_size)
     raw.copy_(torch.randint(0, 100, raw.shape, dtype=torch.int8))
     expected = {}

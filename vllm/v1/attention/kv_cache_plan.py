@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_geometry import (
     fused_fields,
     latent_fields,
     split_fields,
+    state_fields,
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec, MambaSpec
 
@@ -105,8 +106,8 @@ def plan_attention_cache(
     kernel_blocks_per_page = exact_div(shape[roles.index("block")], num_pages)
     if packing and kernel_blocks_per_page > 1 and pitch != spec.page_size_bytes:
         raise ValueError(
-            f"pages of {kernel_blocks_per_page} kernel blocks cannot interleave with those of other "
-            "layers; set --block-size to the tokens of a kernel block"
+            f"pages of {kernel_blocks_per_page} kernel blocks cannot interleave with those of "
+            "other layers; set --block-size to the tokens of a kernel block"
         )
     padded = spec.page_size_bytes != spec.real_page_size_bytes
     return KVCacheGeometry.plan(
@@ -127,9 +128,14 @@ def plan_state_cache(
 ) -> KVCacheGeometry:
     """Pages of a layer that keeps states, not K and V: (num_pages, 1, 1, page_bytes) int8."""
     offset, pitch = packing or (0, spec.page_size_bytes)
-    shapes, dtypes = ((), ()) if not isinstance(spec, MambaSpec) else (spec.shapes, spec.dtypes)
     num_pages, page = exact_div(nbytes, pitch), spec.page_size_bytes
-    return KVCacheGeometry.plan_state(shapes, dtypes, num_pages, page, offset=offset, pitch=pitch)
+    states = _states(spec)
+    return KVCacheGeometry.plan_state(*states, num_pages, page, offset=offset, pitch=pitch)
+
+
+def _states(spec: KVCacheSpec) -> tuple[tuple, tuple]:
+    """Shapes and dtypes of a recurrent layer's states, as far as they are known."""
+    return (spec.shapes, spec.dtypes) if isinstance(spec, MambaSpec) else ((), ())
 
 
 def plan_layer(
@@ -188,7 +194,8 @@ def observe_layer(
         ValueError: the tensor is not of the backend's dimensions.
     """
     if not isinstance(spec, AttentionSpec):
-        return KVCacheGeometry.observe(kv_cache, STATE_ROLES, fields=())
+        fields = state_fields(*_states(spec), spec.page_size_bytes)
+        return KVCacheGeometry.observe(kv_cache, STATE_ROLES, fields=fields)
     roles = backend_layout(backend, cache_dtype).roles
     return KVCacheGeometry.observe(
         kv_cache,

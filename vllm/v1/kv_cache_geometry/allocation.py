@@ -86,8 +86,8 @@ class Allocation:
             )
         if not mine.owns_like(theirs):
             raise KVCacheConflict(
-                f"layer {name} reads the KV cache of {target}, but takes its pages to be elsewhere: "
-                f"{mine.describe()}; they are {theirs.describe()}"
+                f"layer {name} reads the KV cache of {target}, but takes its pages to be "
+                f"elsewhere: {mine.describe()}; they are {theirs.describe()}"
             )
 
     def _refuse(self, one: str, other: str, pages: tuple[int, int]) -> None:

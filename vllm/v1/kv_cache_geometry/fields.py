@@ -72,14 +72,17 @@ def latent_fields(size: int, dtype: object) -> tuple[Field, ...]:
 
 
 def state_fields(
-    shapes: Sequence[Sequence[int]], dtypes: Sequence[object]
+    shapes: Sequence[Sequence[int]], dtypes: Sequence[object], page_nbytes: int
 ) -> tuple[Field, ...]:
-    """States of a recurrent layer, one after the other; two are called conv and ssm."""
+    """States of a recurrent layer, one after the other, then padding up to `page_nbytes`; two are
+    called conv and ssm."""
     names = ("conv", "ssm") if len(shapes) == 2 else [f"state_{i}" for i in range(len(shapes))]
-    return tuple(
+    fields = tuple(
         Field(name, dtype_name(dtype), tuple(shape))
         for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
     )
+    rest = page_nbytes - sum(field.nbytes for field in fields)
+    return (*fields, Field("padding", "int8", (rest,))) if rest else fields
 
 
 def whole_content(dims: tuple[Dim, ...], dtype: str) -> tuple[Field, ...]:

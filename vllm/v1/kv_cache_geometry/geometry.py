@@ -93,7 +93,7 @@ class KVCacheGeometry:
         """
         order = tuple(range(len(shape)) if order is None else order)
         if len(roles) != len(shape) or sorted(order) != list(range(len(shape))):
-            raise ValueError(f"roles {roles}, shape {shape} and order {order} do not belong together")
+            raise ValueError(f"roles {roles}, shape {shape} and order {order} do not fit")
         strides = plan_strides(
             roles, shape, order, get_dtype_size(dtype), kernel_blocks_per_page, pitch
         )
@@ -115,10 +115,7 @@ class KVCacheGeometry:
     ) -> KVCacheGeometry:
         """Pages of a recurrent layer: `(num_pages, 1, 1, page_nbytes)` of int8, the states one
         after the other at the start of each."""
-        fields = state_fields(shapes, dtypes)
-        rest = page_nbytes - sum(field.nbytes for field in fields)
-        if rest:
-            fields += (Field("padding", "int8", (rest,)),)
+        fields = state_fields(shapes, dtypes, page_nbytes)
         roles, shape = ("block", "head", "token", "content"), (num_pages, 1, 1, page_nbytes)
         return cls.plan(
             roles, shape, None, "int8", num_pages, offset=offset, pitch=pitch, fields=fields

@@ -2,8 +2,8 @@
 """Which pages of two caches share bytes, without looking at each page.
 
 Page p of a cache owns the runs `[start + p * pitch, ... + length)`. Two runs of two caches meet
-where `p * pitch_a - q * pitch_b` lies in an interval: the pairs (p, q) are counted as lattice points
-of a strip, in logarithmic time, whatever the pitches are.
+where `p * pitch_a - q * pitch_b` lies in an interval: the pairs (p, q) are counted as lattice
+points of a strip, in logarithmic time, whatever the pitches are.
 """
 
 from __future__ import annotations

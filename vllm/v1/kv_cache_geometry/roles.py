@@ -86,8 +86,8 @@ def _accepted_sizes(
         else:
             return one, other
     raise ValueError(
-        f"{name} refuses every size of a KV cache that would tell its dimensions apart ({refusal}); "
-        "give it get_kv_cache_roles()"
+        f"{name} refuses every size of a KV cache that would tell its dimensions apart "
+        f"({refusal}); give it get_kv_cache_roles()"
     ) from refusal
 
 
@@ -130,6 +130,6 @@ def _settle_ones(name: str, base: tuple[int, ...], roles: list[str]) -> list[str
 
 def _untold(name: str, base: tuple[int, ...], why: str) -> ValueError:
     return ValueError(
-        f"cannot tell the dimensions of {name}'s KV cache apart: {why} (asked for distinct sizes, it "
-        f"answered {base}); give it get_kv_cache_roles()"
+        f"cannot tell the dimensions of {name}'s KV cache apart: {why} (asked for distinct sizes, "
+        f"it answered {base}); give it get_kv_cache_roles()"
     )

@@ -12,21 +12,16 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layer_index import count_attention_modules
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
-from vllm.v1.attention.kv_cache_plan import (
-    backend_layout,
-    observe_layer,
-    plan_attention_cache,
-    plan_layer,
-)
-from vllm.v1.kv_cache_geometry import (
-    Allocation,
-    KVCacheGeometry,
-    LayerLayout,
-    LayerPlace,
-    align,
-)
+from vllm.v1.attention.kv_cache_plan import backend_layout, plan_attention_cache, plan_layer
+from vllm.v1.kv_cache_geometry import KVCacheGeometry, align
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.kv_cache_layout import (
+    layer_layout,
+    observe,
+    observe_allocations,
+    packing_by_layer,
+)
 from vllm.v1.worker.utils import AttentionGroup, bind_kv_cache, prepare_kernel_block_sizes
 
 BLOCKS_FIRST_ROLES = ("block", "kv", "token", "head", "content")
@@ -65,8 +60,8 @@ def init_attn_backend(
 def _allocate_kv_cache(
     kv_cache_config: KVCacheConfig, shared_layers: dict[str, str], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """One zeroed int8 tensor for each allocation, under the name of every layer that uses it; packed
-    layers (`block_stride` > 0) of one stride have one allocation together. `shared_layers`: layer ->
+    """One zeroed int8 tensor for each allocation, under the name of every layer that uses it; those
+    of packed layers (`block_stride` > 0) are one where the stride is one. `shared_layers`: layer ->
     the layer whose cache it reads."""
     raw: dict[str, torch.Tensor] = {}
     pools: dict[int, torch.Tensor] = {}
@@ -134,7 +129,7 @@ def _reshape_kv_cache(
         ValueError: an allocation is no whole number of pages, layers that share one cannot be made
             to agree, or a layer reads the cache of one whose backend lays it out otherwise.
     """
-    packing = _packing_by_layer(kv_cache_config)
+    packing = packing_by_layer(kv_cache_config)
     page_aligned = _layers_beside_states(attn_groups, kv_cache_raw_tensors)
     kv_caches: dict[str, Any] = {}
     for attn_group in attn_groups:
@@ -181,54 +176,30 @@ def _align_mixed_attention_kv_cache_views(
     `page_aligned_layers`: K/V-first goes page by page. Packed tensors are left as they are.
 
     Raises:
-        KVLayoutError: a ValueError that names two layers, their backends and shapes, why neither can
-            be given the other's strides, and what to set.
+        KVLayoutError: a ValueError that names two layers, their backends and shapes, why neither
+            can be given the other's strides, and what to set.
     """
-    layouts = _layouts(attn_groups, kv_caches, kernel_block_sizes, cache_dtype, page_aligned_layers)
+    layouts = {}
+    for attn_group in attn_groups:
+        for name in (name for name in attn_group.layer_names if name in kv_caches):
+            geometry = observe(kv_caches[name], attn_group, cache_dtype, kernel_block_sizes)
+            page_aligned = name in page_aligned_layers
+            layouts[name] = layer_layout(name, attn_group, geometry, cache_dtype, page_aligned)
     for tensor in kv_cache_config.kv_cache_tensors:
         if tensor.block_stride > 0:
             continue
         # A layer that reads another's cache has the very same view.
-        views = {id(kv_caches[name]): name for name in tensor.shared_by[::-1] if name in layouts}
-        present = [layouts[name] for name in tensor.shared_by if name in views.values()]
-        for name, geometry in align(present).items():
+        first = {id(kv_caches[name]): name for name in tensor.shared_by[::-1] if name in layouts}
+        for name, geometry in align([layouts[name] for name in first.values()][::-1]).items():
             if geometry.roles == BLOCKS_FIRST_ROLES:
                 _restride_blocks_first_kv_cache_to_kv_first_storage(kv_caches[name])
             else:
                 geometry.restride_(kv_caches[name])
 
 
-def _layouts(
-    attn_groups: Iterable[AttentionGroup],
-    kv_caches: dict[str, Any],
-    kernel_block_sizes: list[int],
-    cache_dtype: str,
-    page_aligned_layers: Set[str],
-) -> dict[str, LayerLayout]:
-    layouts = {}
-    for attn_group in attn_groups:
-        backend, spec = attn_group.backend, attn_group.kv_cache_spec
-        kernel_block_size = kernel_block_sizes[attn_group.kv_cache_group_id]
-        name_of_backend, takes_strides = backend.__qualname__, False
-        is_attention = isinstance(spec, AttentionSpec)
-        if is_attention:
-            layout = backend_layout(backend, cache_dtype)
-            name_of_backend, takes_strides = layout.name, layout.takes_strides
-        for name in (name for name in attn_group.layer_names if name in kv_caches):
-            layouts[name] = LayerLayout(
-                name,
-                name_of_backend,
-                observe_layer(kv_caches[name], backend, spec, cache_dtype, kernel_block_size),
-                spec.page_size_bytes,
-                takes_strides,
-                page_by_page=name in page_aligned_layers or not is_attention,
-            )
-    return layouts
-
-
 def _restride_blocks_first_kv_cache_to_kv_first_storage(kv_cache: torch.Tensor) -> None:
-    """Gives a blocks-first cache `(NB, 2, ...)` of five dimensions the strides of K/V-first storage,
-    in place: `(page / 2, NB * page / 2, tail)` in elements.
+    """Gives a blocks-first cache `(NB, 2, ...)` of five dimensions the strides of K/V-first
+    storage, in place: `(page / 2, NB * page / 2, tail)` in elements.
 
     Raises:
         AssertionError: it is not of that shape. A fused cache of two heads is, but for a dimension:
@@ -241,16 +212,6 @@ def _restride_blocks_first_kv_cache_to_kv_first_storage(kv_cache: torch.Tensor) 
         )
     geometry = KVCacheGeometry.observe(kv_cache, BLOCKS_FIRST_ROLES)
     geometry.kv_first().restride_(kv_cache)
-
-
-def _packing_by_layer(kv_cache_config: KVCacheConfig | None) -> dict[str, tuple[int, int]]:
-    tensors = kv_cache_config.kv_cache_tensors if kv_cache_config else ()
-    return {
-        name: (tensor.offset, tensor.block_stride)
-        for tensor in tensors
-        if tensor.block_stride
-        for name in tensor.shared_by
-    }
 
 
 def _layers_beside_states(
@@ -281,8 +242,8 @@ def _check_readers(
         mine, theirs = layouts.get(reader), layouts.get(target)
         if mine and theirs and mine.roles != theirs.roles:
             raise ValueError(
-                f"layer {reader} ({mine.name}) reads the KV cache of {target} ({theirs.name}), whose "
-                f"dimensions are {', '.join(theirs.roles)}, not {', '.join(mine.roles)}; set "
+                f"layer {reader} ({mine.name}) reads the KV cache of {target} ({theirs.name}), "
+                f"whose dimensions are {', '.join(theirs.roles)}, not {', '.join(mine.roles)}; set "
                 "--attention-backend to one backend for both"
             )
 
@@ -311,33 +272,6 @@ def init_kv_cache(
     num_attn_module = count_attention_modules(kv_caches)
     bind_kv_cache(kv_caches, forward_context, runner_kv_caches, num_attn_module)
     return kv_caches
-
-
-def observe_allocations(
-    attn_groups: Sequence[AttentionGroup],
-    kv_caches: dict[str, torch.Tensor],
-    cache_dtype: str,
-    kernel_block_sizes: list[int],
-    shared_kv_cache_layers: dict[str, str],
-) -> list[Allocation]:
-    """The allocations that `kv_caches` lie in, with every layer's geometry as its tensor has it."""
-    sizes: dict[int, int] = {}
-    places: dict[int, dict[str, LayerPlace]] = {}
-    for attn_group in attn_groups:
-        group_id = attn_group.kv_cache_group_id
-        for name in attn_group.layer_names:
-            storage = kv_caches[name].untyped_storage()
-            geometry = observe_layer(
-                kv_caches[name],
-                attn_group.backend,
-                attn_group.kv_cache_spec,
-                cache_dtype,
-                kernel_block_sizes[group_id],
-            )
-            place = LayerPlace(group_id, shared_kv_cache_layers.get(name), geometry)
-            sizes[storage.data_ptr()] = storage.nbytes()
-            places.setdefault(storage.data_ptr(), {})[name] = place
-    return [Allocation(sizes[address], layers) for address, layers in places.items()]
 
 
 def build_attn_metadata(
