@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     VLLM_DEBUG_CHECK_INTEGRITY: bool
     VLLM_COMPUTE_NANS_IN_LOGITS: bool
     VLLM_KEEP_ALIVE_ON_ENGINE_DEATH: bool
+    VLLM_SERVER_DEV_MODE: bool
+    VLLM_HTTP_TIMEOUT_KEEP_ALIVE: float
+    VLLM_MAX_N_SEQUENCES: int
 
 
 def _flag(name: str, default: str = "0") -> bool:
@@ -84,6 +87,12 @@ environment_variables: dict[str, Callable[[], Any]] = {
     "VLLM_COMPUTE_NANS_IN_LOGITS": lambda: _flag("VLLM_COMPUTE_NANS_IN_LOGITS"),
     # 1: the HTTP server stays up (and unhealthy) when its engine has died.
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": lambda: _flag("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH"),
+    # 1: the HTTP server has routes that only its owner should reach, such as /reset_prefix_cache.
+    "VLLM_SERVER_DEV_MODE": lambda: _flag("VLLM_SERVER_DEV_MODE"),
+    # Seconds that the HTTP server keeps a connection on which nothing happens.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": lambda: _number("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5.0),
+    # Most completions (n) of one prompt.
+    "VLLM_MAX_N_SEQUENCES": lambda: int(_number("VLLM_MAX_N_SEQUENCES", 1024)),
 }
 
 

@@ -69,8 +69,10 @@ class RequestOutput:
 def _append(output: CompletionOutput, later: CompletionOutput) -> None:
     output.text += later.text
     output.token_ids = [*output.token_ids, *later.token_ids]
-    if later.logprobs:
-        output.logprobs = [*(output.logprobs or []), *later.logprobs]
+    if later.logprobs and output.logprobs is None:
+        output.logprobs = later.logprobs
+    elif later.logprobs:
+        output.logprobs.extend(later.logprobs)
     output.cumulative_logprob = later.cumulative_logprob
     output.finish_reason = later.finish_reason
     output.stop_reason = later.stop_reason

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from vllm import envs
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ logger = init_logger(__name__)
 # Below this a temperature is taken for greedy: logits divided by it overflow.
 _MIN_TEMPERATURE = 1e-2
 _GREEDY_BELOW = 1e-5
-MAX_N = 1024
 MAX_STOP_STRINGS = 64
+MAX_BAD_WORDS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
 
 
 class SamplingType(IntEnum):
@@ -42,6 +44,13 @@ class RequestOutputKind(Enum):
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     """Sampling parameters of one request, in the terms of the OpenAI API.
+
+    logprobs, prompt_logprobs: likeliest tokens to report at each position; -1: all.
+    logprob_token_ids: tokens to report at each output position in place of the likeliest.
+    flat_logprobs: give logprobs as `FlatLogprobs` rather than as dicts.
+    truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1: as many as the
+        model takes.
+    extra_args: for logits processors that are not built in.
 
     Raises:
         ValueError: a value out of range; the message names the field.
@@ -63,6 +72,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -77,6 +87,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     extra_args: dict[str, Any] | None = None
     bad_words: list[str] | None = None
     skip_reading_prefix_cache: bool | None = None
+    truncate_prompt_tokens: int | None = None
 
     # Set by `update_from_generation_config` and `update_from_tokenizer`; they travel with the rest.
     eos_token_id: int | None = None
@@ -93,7 +104,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         keeps_none = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
         given = {k: v for k, v in values.items() if v is not None or k in keeps_none}
         if given.get("logit_bias"):
-            given["logit_bias"] = _logit_bias_by_id(given["logit_bias"])
+            given["logit_bias"] = logit_bias_by_id(given["logit_bias"])
         return SamplingParams(**given)
 
     def __post_init__(self) -> None:
@@ -101,10 +112,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         self.stop_token_ids = list(self.stop_token_ids or [])
         self.bad_words = list(self.bad_words or [])
+        self._verify_kinds()
         if self.logprobs is True:
             self.logprobs = 1
         if self.prompt_logprobs is True:
             self.prompt_logprobs = 1
+        _require("temperature", self.temperature, 0.0, 2.0e3)
         if _GREEDY_BELOW <= self.temperature < _MIN_TEMPERATURE:
             logger.warning_once(
                 "temperature %s is too small to divide by; %s is used", self.temperature,
@@ -120,13 +133,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         self.all_stop_token_ids = set(self.all_stop_token_ids) | set(self.stop_token_ids)
 
     def _verify_args(self) -> None:
-        _require_int("n", self.n, 1, MAX_N)
+        _require_int("n", self.n, 1, envs.VLLM_MAX_N_SEQUENCES)
         if self.n > 1 and self.temperature < _GREEDY_BELOW:
             raise ValueError(f"n must be 1 with greedy sampling (temperature 0), not {self.n}")
         _require("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _require("repetition_penalty", self.repetition_penalty, 0.0, float("inf"), low_open=True)
-        _require("temperature", self.temperature, 0.0, 2.0e3)
         _require("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _require_int("top_k", self.top_k, -1)
         self.top_k = max(self.top_k, 0)
@@ -144,7 +156,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             value = getattr(self, name)
             if value is not None:
                 _require_int(name, value, -1)
+        if self.truncate_prompt_tokens is not None:
+            _require_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            if self.truncate_prompt_tokens == 0:
+                raise ValueError("truncate_prompt_tokens must be -1 or at least 1, not 0")
         self._verify_stop()
+        self._verify_token_choices()
 
     def _verify_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -155,6 +172,39 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             raise ValueError("stop strings need detokenize=True; stop_token_ids do not")
         if any(not isinstance(t, int) or isinstance(t, bool) for t in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must hold integers, not {self.stop_token_ids}")
+
+    def _verify_kinds(self) -> None:
+        for name in (
+            "ignore_eos", "flat_logprobs", "detokenize", "skip_special_tokens",
+            "spaces_between_special_tokens", "include_stop_str_in_output",
+        ):  # fmt: skip
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if self.extra_args is not None and not isinstance(self.extra_args, dict):
+            raise ValueError(f"extra_args must be a dict, not {type(self.extra_args).__name__}")
+
+    def _verify_token_choices(self) -> None:
+        for name in ("allowed_token_ids", "logprob_token_ids"):
+            ids = getattr(self, name)
+            if ids is None:
+                continue
+            if not isinstance(ids, list) or any(type(token) is not int for token in ids):
+                raise ValueError(f"{name} must be a list of token ids, not {ids!r:.100}")
+            if not ids:
+                raise ValueError(f"{name} is empty: name a token, or leave it out")
+            setattr(self, name, list(dict.fromkeys(ids)))
+        if len(self.logprob_token_ids or ()) > MAX_LOGPROB_TOKEN_IDS:
+            raise ValueError(
+                f"logprob_token_ids holds {len(self.logprob_token_ids)} token ids; at most "
+                f"{MAX_LOGPROB_TOKEN_IDS}"
+            )
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ValueError(f"bad_words holds {len(self.bad_words)} words; at most {MAX_BAD_WORDS}")
+        if any(not isinstance(word, str) or not word.strip() for word in self.bad_words):
+            raise ValueError("bad_words must hold words: texts that are not empty")
+        for token, bias in (self.logit_bias or {}).items():
+            if type(token) is not int or not isinstance(bias, (int, float)) or bias != bias:
+                raise ValueError(f"logit_bias must map token ids to numbers, not {token!r}: {bias!r}")
 
     def update_from_generation_config(
         self, generation_config: dict[str, Any], eos_token_id: int | None = None
@@ -172,15 +222,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self.all_stop_token_ids.add(eos_token_id)
 
     def update_from_tokenizer(self, tokenizer: TokenizerLike) -> None:
-        """Turns `bad_words` into token ids, as they look at a text's start and after a space."""
+        """Turns `bad_words` into token ids, as they look at a text's start and after a space.
+
+        Raises:
+            ValueError: a word that the tokenizer makes no tokens of.
+        """
         if not self.bad_words:
             return
         self.bad_words_token_ids = []
         for word in self.bad_words:
             plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
             spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not plain:
+                raise ValueError(f"bad_words holds {word!r}, of which the tokenizer makes no tokens")
             self.bad_words_token_ids.append(plain)
-            if spaced != plain and len(spaced) == len(plain):
+            # Where a space is a token of its own, `plain` is found after it anyway.
+            if spaced[-len(plain) :] != plain:
                 self.bad_words_token_ids.append(spaced)
 
     @cached_property
@@ -192,7 +249,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Logprobs wanted at each output position; -1: the whole vocabulary."""
+        """Logprobs wanted at each output position besides the token's own; -1: the whole
+        vocabulary."""
+        if self.logprob_token_ids is not None:
+            return len(self.logprob_token_ids)
         return self.logprobs
 
     def clone(self) -> SamplingParams:
@@ -216,7 +276,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                     f"{name} ({wanted}) is more than this server allows: at most {limit} "
                     "(--max-logprobs)"
                 )
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             _require_known_tokens(name, getattr(self, name) or (), vocab_size)
 
     @staticmethod
@@ -250,7 +310,12 @@ def _require_known_tokens(name: str, token_ids: Iterable[int], vocab_size: int) 
         )
 
 
-def _logit_bias_by_id(logit_bias: dict[Any, float]) -> dict[int, float]:
+def logit_bias_by_id(logit_bias: dict[Any, float]) -> dict[int, float]:
+    """The same with token ids as integers, and values from -100 to 100.
+
+    Raises:
+        ValueError: a key that is no token id, or a value that is no number.
+    """
     try:
         # OpenAI documents -100 to 100; further out is the same as at the end.
         return {int(token): min(100.0, max(-100.0, bias)) for token, bias in logit_bias.items()}

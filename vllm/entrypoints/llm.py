@@ -25,6 +25,8 @@ from vllm.v1.metrics.reader import Metric
 if TYPE_CHECKING:
     from torch import nn
 
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
 logger = init_logger(__name__)
 
 Message = Mapping[str, Any]
@@ -63,6 +65,7 @@ class LLM:
         attention_config: dict[str, Any] | AttentionConfig | None = None,
         kv_cache_memory_bytes: int | None = None,
         compilation_config: dict[str, Any] | CompilationConfig | None = None,
+        logits_processors: list[str | type[LogitsProcessor]] | None = None,
         **kwargs: Any,
     ) -> None:
         known = EngineArgs.__dataclass_fields__
@@ -93,6 +96,7 @@ class LLM:
             attention_config=attention_config,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             compilation_config=compilation_config,
+            logits_processors=logits_processors,
             **kwargs,
         )
         self._start(engine_args, chat_template)

@@ -24,6 +24,7 @@ IO_PROCESSOR_PLUGINS_GROUP = "vllm.io_processor_plugins"
 PLATFORM_PLUGINS_GROUP = "vllm.platform_plugins"
 STAT_LOGGER_PLUGINS_GROUP = "vllm.stat_logger_plugins"
 ENDPOINT_PLUGINS_GROUP = "vllm.endpoint_plugins"
+LOGITSPROCS_GROUP = "vllm.logits_processors"
 
 ALL_PLUGIN_GROUPS = (
     DEFAULT_PLUGINS_GROUP,
@@ -31,6 +32,7 @@ ALL_PLUGIN_GROUPS = (
     PLATFORM_PLUGINS_GROUP,
     STAT_LOGGER_PLUGINS_GROUP,
     ENDPOINT_PLUGINS_GROUP,
+    LOGITSPROCS_GROUP,
 )
 
 plugins_loaded = False

@@ -30,15 +30,18 @@ def find_embedded_model() -> Path | None:
     return None
 
 
-def resolve_model(model: str | None, revision: str | None = None) -> str:
+def resolve_model(
+    model: str | None, revision: str | None = None, download_dir: str | None = None
+) -> str:
     """The path of the model that the user named, or of the embedded one where none was named.
+    `download_dir`: folder of the hub's cache; None: Hugging Face's own.
 
     Raises ValueError when it cannot be found, saying what to do.
     """
     from vllm.transformers_utils.config import resolve_model_path
 
     if model:
-        return str(resolve_model_path(model, revision))
+        return str(resolve_model_path(model, revision, download_dir))
     embedded = find_embedded_model()
     if embedded is None:
         raise ValueError(EMBEDDED_MODEL_ADVICE)

@@ -214,3 +214,25 @@ def test_repetition_penalty_counts_the_prompt():
     params = SamplingParams(temperature=0.0, repetition_penalty=1.5)
     assert draw_greedily(params, logits, prompt=(2,)) == 4
     assert draw_greedily(params, logits, prompt=(1,)) == 2
+
+
+def test_named_tokens_take_the_place_of_the_likeliest():
+    """`logprob_token_ids` beside a request that wants the likeliest and one that wants none; guards
+    against columns of a neighbour."""
+    torch.manual_seed(2)
+    logits = torch.randn(3, 30)
+    params = [
+        SamplingParams(temperature=0.0, logprob_token_ids=[5, 29, 0, 7]),
+        SamplingParams(temperature=0.0, logprobs=2),
+        SamplingParams(temperature=0.0),
+    ]
+    sampler, states, rows = make(params)
+    out = sampler(logits.clone(), rows, states)
+    ids, values, ranks = out.logprobs_tensors.tolists()[:3]
+    reference = logits.log_softmax(-1)
+    assert ids[0].tolist() == [int(logits[0].argmax()), 5, 29, 0, 7]
+    assert ids[1, :3].tolist() == [int(logits[1].argmax()), *logits[1].topk(2).indices.tolist()]
+    for row, width in ((0, 5), (1, 3)):
+        expected = reference[row][ids[row, :width].tolist()]
+        np.testing.assert_allclose(values[row, :width], expected, rtol=1e-5)
+    assert ranks.tolist() == [1, 1, 1]

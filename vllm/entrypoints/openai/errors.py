@@ -12,7 +12,11 @@ from starlette.exceptions import HTTPException
 
 from vllm.entrypoints.openai.protocol.common import ErrorInfo, ErrorResponse, RequestError
 from vllm.logger import init_logger
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.exceptions import (
+    EngineDeadError,
+    EngineGenerateError,
+    RequestRefusedError,
+)
 
 logger = init_logger(__name__)
 
@@ -40,6 +44,8 @@ def error_of(error: BaseException) -> ErrorResponse:
         return make_error(str(error), error.status, error.type, error.param)
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
+    if isinstance(error, RequestRefusedError):
+        return make_error(str(error), 400)
     if isinstance(error, EngineDeadError | EngineGenerateError):
         return make_error(str(error), 500)
     if isinstance(error, ValueError):

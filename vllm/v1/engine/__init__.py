@@ -104,8 +104,10 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     kv_transfer_params: dict[str, Any] | None = None
     prefill_stats: PrefillStats | None = None
     num_nans_in_logits: int = 0
-    # Why the request ended with an error, in words for its user.
+    # Why the request ended with an error, in words for its user; and whether the engine is at fault
+    # rather than the request, which asks for what cannot be.
     error_message: str | None = None
+    is_engine_fault: bool = False
 
     @property
     def finished(self) -> bool:

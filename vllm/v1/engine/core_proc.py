@@ -173,7 +173,11 @@ class EngineCoreProc:
         is_ours = not isinstance(error, ValueError)
         logger.warning("request %s was refused: %s", request_id, error, exc_info=is_ours)
         output = EngineCoreOutput(
-            request_id, [], finish_reason=FinishReason.ERROR, error_message=str(error)
+            request_id,
+            [],
+            finish_reason=FinishReason.ERROR,
+            error_message=str(error),
+            is_engine_fault=is_ours,
         )
         self._outbox.put(EngineCoreOutputs(outputs=[output]))
 

@@ -9,6 +9,11 @@ class EngineGenerateError(Exception):
     request's user."""
 
 
+class RequestRefusedError(EngineGenerateError):
+    """One request asks for what this engine can never give, such as more tokens than its KV cache
+    holds. Trying again does not help."""
+
+
 class EngineDeadError(Exception):
     """The engine core has ended and answers nobody any more. Its own log says why."""
 

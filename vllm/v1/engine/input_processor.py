@@ -20,10 +20,16 @@ from vllm.tokenizers import TokenizerLike, cached_get_tokenizer
 from vllm.utils import random_uuid
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.sample.logits_processor import (
+    load_custom_logitsprocs,
+    validate_logits_processors_parameters,
+)
 
 logger = init_logger(__name__)
 
-_TOKENIZATION_OPTIONS = ("add_special_tokens", "truncation", "max_length")
+_TOKENIZATION_OPTIONS = (
+    "add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens",
+)  # fmt: skip
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
@@ -71,6 +77,26 @@ def _checked_salt(cache_salt: Any) -> str | None:
     return cache_salt
 
 
+def truncate_prompt(
+    token_ids: list[int], truncate_prompt_tokens: int | None, max_model_len: int
+) -> list[int]:
+    """The last `truncate_prompt_tokens` of a prompt; None: all of it; -1: as many as leave room for
+    a token of output.
+
+    Raises:
+        ValueError: another number, or one that the model's context does not hold.
+    """
+    if truncate_prompt_tokens is None:
+        return token_ids
+    wanted = max_model_len - 1 if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+    if type(wanted) is not int or not 1 <= wanted <= max_model_len:
+        raise ValueError(
+            f"truncate_prompt_tokens must be -1 or from 1 to the {max_model_len} tokens of the "
+            f"model's context, not {truncate_prompt_tokens!r}"
+        )
+    return token_ids[-wanted:]
+
+
 def split_request(
     request: EngineCoreRequest,
 ) -> Iterator[tuple[EngineCoreRequest, ParentRequest | None, int]]:
@@ -98,6 +124,7 @@ class InputProcessor:
         self.model_config = vllm_config.model_config
         self.generation_config = self.model_config.try_get_generation_config()
         self.tokenizer = None if self.model_config.skip_tokenizer_init else self._load_tokenizer()
+        self._logits_processors = load_custom_logitsprocs(self.model_config.logits_processors)
 
     def _load_tokenizer(self) -> TokenizerLike:
         config = self.model_config
@@ -139,13 +166,23 @@ class InputProcessor:
     ) -> tuple[EngineCoreRequest, str | None]:
         """The request as the engine core takes it, and the prompt's text if it has one.
 
+        `tokenization_kwargs` may be add_special_tokens, truncation, max_length and
+        truncate_prompt_tokens (which counts more than that of `params`).
+
         The id in the engine is made unique: `request_id` goes on as `external_req_id`.
 
         Raises:
             ValueError: prompt or parameters cannot be served; the message is for the user.
         """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(
+                f"only generation is supported: pass SamplingParams, not {type(params).__name__}"
+            )
         parsed = parse_prompt(prompt)
-        token_ids = self._token_ids(parsed, tokenization_kwargs or {})
+        options = dict(tokenization_kwargs or {})
+        truncate_to = options.pop("truncate_prompt_tokens", params.truncate_prompt_tokens)
+        token_ids = self._token_ids(parsed, options)
+        token_ids = truncate_prompt(token_ids, truncate_to, self.model_config.max_model_len)
         self._validate_length(len(token_ids))
         request = EngineCoreRequest(
             request_id=f"{request_id}-{random_uuid()[:8]}",
@@ -211,13 +248,11 @@ class InputProcessor:
 
     def _complete_params(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """A copy with what the request leaves to the model and the tokenizer."""
-        if not isinstance(params, SamplingParams):
-            raise ValueError(
-                f"only generation is supported: pass SamplingParams, not {type(params).__name__}"
-            )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer; pass stop_token_ids")
         params.verify(self.model_config)
+        if self._logits_processors:
+            validate_logits_processors_parameters(self._logits_processors, params)
         params = params.clone()
         if params.max_tokens is None:
             params.max_tokens = self.model_config.max_model_len - num_prompt_tokens

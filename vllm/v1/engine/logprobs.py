@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vllm.logprobs import PromptLogprobs, SampleLogprobs, append_logprobs_for_next_position
+from vllm.logprobs import (
+    PromptLogprobs,
+    SampleLogprobs,
+    append_logprobs_for_next_position,
+    create_prompt_logprobs,
+    create_sample_logprobs,
+)
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.detokenizer import REPLACEMENT, IncrementalDecoder
@@ -35,6 +41,8 @@ class LogprobsProcessor:
 
     num_logprobs: int | None
     num_prompt_logprobs: int | None
+    # False: the request names the tokens whose logprobs it wants, so these are not the likeliest.
+    wants_likeliest: bool = True
     texts: TokenTexts | None = None
     decoder: IncrementalDecoder | None = None
     logprobs: SampleLogprobs | None = None
@@ -57,10 +65,15 @@ class LogprobsProcessor:
         return cls(
             num_logprobs=wanted,
             num_prompt_logprobs=params.prompt_logprobs,
+            wants_likeliest=params.logprob_token_ids is None,
             texts=texts,
             decoder=decoder,
-            logprobs=None if wanted is None else [],
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            logprobs=None if wanted is None else create_sample_logprobs(params.flat_logprobs),
+            prompt_logprobs=(
+                None
+                if params.prompt_logprobs is None
+                else create_prompt_logprobs(params.flat_logprobs)
+            ),
             cumulative_logprob=None if wanted is None else 0.0,
         )
 
@@ -82,7 +95,13 @@ class LogprobsProcessor:
                 if texts[0] is not None and REPLACEMENT in texts[0]:
                     texts[0] = piece
             append_logprobs_for_next_position(
-                self.logprobs, token_ids, values, texts, rank, self.num_logprobs
+                self.logprobs,
+                token_ids,
+                values,
+                texts,
+                rank,
+                self.num_logprobs,
+                self.wants_likeliest,
             )
             self.cumulative_logprob += values[0]
 
@@ -100,8 +119,8 @@ class LogprobsProcessor:
 
     def pop_prompt_logprobs(self) -> PromptLogprobs | None:
         """The prompt's logprobs, once: for outputs that hold only what is new."""
-        taken, self.prompt_logprobs = self.prompt_logprobs, []
-        return taken or None
+        taken, self.prompt_logprobs = self.prompt_logprobs, None
+        return taken
 
 
 def _positions(rows: LogprobsLists) -> Iterator[tuple[list[int], list[float], int]]:

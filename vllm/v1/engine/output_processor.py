@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.tokenizers import TokenizerLike
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
-from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.exceptions import EngineGenerateError, RequestRefusedError
 from vllm.v1.engine.logprobs import TokenTexts
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.engine.request_state import RequestOutputCollector, RequestState
@@ -106,7 +106,7 @@ class OutputProcessor:
             if iteration_stats is not None and state.stats is not None:
                 iteration_stats.update_from_output(output, engine_core_timestamp, state.stats)
             if output.finish_reason is FinishReason.ERROR:
-                self._fail(state, output.error_message, iteration_stats, result)
+                self._fail(state, output, iteration_stats, result)
             else:
                 self._process_output(state, output, iteration_stats, result)
         return result
@@ -136,12 +136,12 @@ class OutputProcessor:
     def _fail(
         self,
         state: RequestState,
-        message: str | None,
+        output: EngineCoreOutput,
         iteration_stats: IterationStats | None,
         result: OutputProcessorOutput,
     ) -> None:
         """Ends a request that could not go on, and its siblings."""
-        message = message or "the engine could not go on with this request"
+        message = output.error_message or "the engine could not go on with this request"
         if state.parent_req is not None:
             siblings = sorted(state.parent_req.child_requests - {state.request_id})
             # Their own ends will not come, so this one ends the parent.
@@ -150,7 +150,8 @@ class OutputProcessor:
             for request_id in siblings:
                 self._finish(self.request_states[request_id], FinishReason.ERROR, iteration_stats)
         if state.queue is not None:
-            state.queue.put(EngineGenerateError(message))
+            kind = EngineGenerateError if output.is_engine_fault else RequestRefusedError
+            state.queue.put(kind(message))
         else:
             logger.warning("request %s failed: %s", state.external_req_id, message)
             self._hand_out(state.make_request_output(FinishReason.ERROR, None), state, result)

@@ -268,7 +268,7 @@ class Scheduler(SchedulerInterface):
         if not new_tokens and prompt_logprobs is None:
             return None
         logprobs = None
-        if new_tokens and output.logprobs and request.sampling_params.logprobs is not None:
+        if new_tokens and output.logprobs and request.sampling_params.num_logprobs is not None:
             logprobs = output.logprobs.slice_request(index, len(new_tokens))
         return EngineCoreOutput(
             request_id=request_id,

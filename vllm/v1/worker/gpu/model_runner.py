@@ -21,6 +21,7 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu.attn_utils import (
     build_slot_mappings_by_layer,
     get_kv_cache_spec,
@@ -96,14 +97,20 @@ class GPUModelRunner:
             self.kernel_block_sizes,
         )
         self.states = RequestState(self.max_num_reqs, max_model_len)
-        self.sampler = Sampler(self.max_num_reqs, config.model_config.seed, self.device)
+        pin_memory = current_platform.is_pin_memory_available()
+        self.sampler = Sampler(
+            self.max_num_reqs,
+            config.model_config.seed,
+            self.device,
+            build_logitsprocs(config, self.device, pin_memory),
+        )
         self.prompt_logprobs = PromptLogprobs()
         self.batch_builder = InputBatchBuilder(
             self.max_num_reqs,
             self.max_num_tokens,
             self.block_tables,
             self.device,
-            pin_memory=current_platform.is_pin_memory_available(),
+            pin_memory=pin_memory,
         )
 
     @torch.inference_mode()

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.outputs import SamplerOutput
-from vllm.v1.worker.gpu.sample.features import make_features
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample.custom import CustomLogitsProcessors
+from vllm.v1.worker.gpu.sample.features import Penalties, make_features
 from vllm.v1.worker.gpu.sample.filters import apply_min_p, apply_top_k_top_p
 from vllm.v1.worker.gpu.sample.logprobs import gather_logprobs
 from vllm.v1.worker.gpu.sample.random import request_seed, uniform
@@ -22,11 +26,18 @@ _SEED_BITS = (1 << 64) - 1
 class Sampler:
     """Draws a token for each request of a batch as its sampling parameters say.
 
-    In order: logprobs of the raw logits, `features`, temperature, min_p, top_k
-    and top_p, the draw. Greedy requests take the most likely token after the features.
+    In order: logprobs of the raw logits; `features`; logits processors that are not built in;
+    penalties; temperature; those processors that change no argmax; min_p, top_k and top_p; the
+    draw. Greedy requests take the most likely token after the penalties.
     """
 
-    def __init__(self, max_num_reqs: int, engine_seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int,
+        engine_seed: int,
+        device: torch.device,
+        logits_processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         self._device = device
         self._engine_seed = engine_seed
         self._temperature = np.zeros(max_num_reqs, dtype=np.float32)
@@ -35,7 +46,10 @@ class Sampler:
         self._min_p = np.zeros(max_num_reqs, dtype=np.float32)
         self._seed = np.zeros(max_num_reqs, dtype=np.uint64)
         self._num_logprobs = np.full(max_num_reqs, _NO_LOGPROBS, dtype=np.int32)
+        self._logprob_token_ids: dict[int, list[int]] = {}
         self._features = make_features()
+        self._penalties = Penalties()
+        self._custom = CustomLogitsProcessors(logits_processors)
 
     def add_request(self, row: int, req_id: str, params: SamplingParams) -> None:
         """A request got `row`."""
@@ -46,27 +60,40 @@ class Sampler:
         seed = request_seed(self._engine_seed, req_id) if params.seed is None else params.seed
         self._seed[row] = seed & _SEED_BITS
         self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
-        for feature in self._features:
+        self._logprob_token_ids.pop(row, None)
+        if params.logprob_token_ids is not None:
+            self._logprob_token_ids[row] = params.logprob_token_ids
+            self._num_logprobs[row] = 0
+        for feature in (*self._features, self._penalties):
             feature.add_request(row, params)
+        self._custom.add_request(row, req_id, params)
 
     def __call__(
         self, logits: torch.Tensor, rows: np.ndarray, states: RequestState
     ) -> SamplerOutput:
         """Samples after `logits` (n, vocab), which are changed; logits[i] is of rows[i]'s request."""
         logits = logits.float()
-        num_logprobs = self._max_num_logprobs(rows, logits.shape[-1])
-        raw = logits.clone() if num_logprobs is not None else None
+        wants_logprobs = (self._num_logprobs[rows] != _NO_LOGPROBS).any()
+        raw = logits.clone() if wants_logprobs else None
         for feature in self._features:
             feature.apply(logits, rows, states)
+        self._custom.update(rows, states)
+        logits = self._custom.apply(logits, rows)
+        self._penalties.apply(logits, rows, states)
         token_ids = self._draw(logits, rows, states.total_len[rows])
-        logprobs = None if raw is None else gather_logprobs(raw, token_ids, num_logprobs)
+        logprobs = None if raw is None else self._logprobs(raw, token_ids, rows)
         return SamplerOutput(token_ids.to(torch.int32).unsqueeze(-1), logprobs)
 
-    def _max_num_logprobs(self, rows: np.ndarray, vocab_size: int) -> int | None:
+    def _logprobs(
+        self, raw: torch.Tensor, token_ids: torch.Tensor, rows: np.ndarray
+    ) -> LogprobsTensors:
         wanted = self._num_logprobs[rows]
-        if (wanted == _NO_LOGPROBS).all():
-            return None
-        return vocab_size if (wanted == _ALL_LOGPROBS).any() else int(wanted.max())
+        wants_all = (wanted == _ALL_LOGPROBS).any()
+        num_logprobs = raw.shape[-1] if wants_all else int(wanted.max())
+        named = self._logprob_token_ids
+        if named:
+            named = {i: named[row] for i, row in enumerate(rows.tolist()) if row in named}
+        return gather_logprobs(raw, token_ids, num_logprobs, named)
 
     def _draw(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
@@ -75,16 +102,25 @@ class Sampler:
         if not random.any():
             return logits.argmax(dim=-1)
         if random.all():
-            return self._draw_random(logits, rows, positions)
+            scaled = self._custom.apply_scaled(self._scale(logits, rows), rows)
+            return self._draw_random(scaled, rows, positions)
         token_ids = logits.argmax(dim=-1)
         picked = torch.from_numpy(np.flatnonzero(random)).to(self._device)
-        token_ids[picked] = self._draw_random(logits[picked], rows[random], positions[random])
+        if self._custom.have_scaled:
+            scaled = self._custom.apply_scaled(self._scale(logits, rows), rows)[picked]
+        else:
+            scaled = self._scale(logits[picked], rows[random])
+        token_ids[picked] = self._draw_random(scaled, rows[random], positions[random])
         return token_ids
+
+    def _scale(self, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+        """Divided by the temperature, in place; greedy rows stay as they are."""
+        temperature = self._on_device(self._temperature, rows)
+        return logits.div_(torch.where(temperature > 0, temperature, 1.0).unsqueeze(-1))
 
     def _draw_random(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
     ) -> torch.Tensor:
-        logits /= self._on_device(self._temperature, rows).unsqueeze(-1)
         if (self._min_p[rows] > 0).any():
             apply_min_p(logits, self._on_device(self._min_p, rows))
         if (self._top_k[rows] > 0).any() or (self._top_p[rows] < 1).any():

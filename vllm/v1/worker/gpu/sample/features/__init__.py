@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features in the order they are applied: what forbids tokens, what shifts them, the penalties."""
+"""What is built in, in the order it is applied: what forbids tokens, what shifts them, (logits
+processors that are not built in,) the penalties."""
 
 from vllm.v1.worker.gpu.sample.features.allowed_token_ids import AllowedTokenIds
 from vllm.v1.worker.gpu.sample.features.bad_words import BadWords
@@ -10,8 +11,8 @@ from vllm.v1.worker.gpu.sample.features.penalties import Penalties
 
 
 def make_features() -> list[LogitsFeature]:
-    """New ones, for a sampler."""
-    return [AllowedTokenIds(), BadWords(), MinTokens(), LogitBias(), Penalties()]
+    """New ones, for a sampler; `Penalties` come after them."""
+    return [AllowedTokenIds(), BadWords(), MinTokens(), LogitBias()]
 
 
-__all__ = ["LogitsFeature", "make_features"]
+__all__ = ["LogitsFeature", "Penalties", "make_features"]
