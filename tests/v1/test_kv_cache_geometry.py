@@ -379,5 +379,6 @@ def test_description_names_what_one_needs():
     text = kv_first(NB, BS, H, D, r=2).describe()
     assert text == (
         "(kv 2, block 8, token 16, head 1, content 4) float32, "
-        "byte strides (2048, 256, 16, 16, 4), 4 pages (2 kernel blocks each) of 1024 bytes in 2 runs, 512 apart, from byte 0"
+        "byte strides (2048, 256, 16, 16, 4), "
+        "4 pages (2 kernel blocks each) of 1024 bytes in 2 runs, 512 apart, from byte 0"
     )

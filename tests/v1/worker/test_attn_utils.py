@@ -19,6 +19,7 @@ from tests.v1.worker.kv_cache_fakes import (
     state_spec,
 )
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.kv_cache_plan import observe_layer
 from vllm.v1.kv_cache_geometry import KVCacheConflict
 from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
@@ -116,6 +117,21 @@ def test_recurrent_layers_get_byte_pages():
     raw = raw_of(spec)
     caches = _reshape_kv_cache([group(State, spec, "m")], {"m": raw}, "auto", [16], {})
     assert caches["m"].shape == (NB, 1, 1, 512) and caches["m"].dtype == torch.int8
+
+
+def test_latent_cache():
+    """MLA: one latent a token instead of K and V, no dimension of heads."""
+
+    class Latent:
+        @staticmethod
+        def get_kv_cache_shape(nb, bs, heads, head_size, cache_dtype_str="auto"):
+            return (nb, bs, head_size)
+
+    spec = full_spec(head_size=6, head_size_v=0)
+    cache = reshape(Latent, spec)
+    assert cache.shape == (NB, 16, 6) and spec.page_size_bytes == 16 * 6 * 4
+    geometry = observe_layer(cache, Latent, spec, "auto", 16)
+    assert [part.name for part in geometry.parts] == ["latent"]
 
 
 def test_attention_beside_a_recurrent_layer():
