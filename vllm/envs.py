@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     VLLM_TARGET_DEVICE: str
     VLLM_CPU_KVCACHE_SPACE: float | None
     VLLM_CPU_OMP_THREADS_BIND: str
+    VLLM_KV_CACHE_LAYOUT: str | None
     VLLM_USE_V2_MODEL_RUNNER: bool | None
     VLLM_ENABLE_V1_MULTIPROCESSING: bool
     VLLM_API_KEY: str | None
@@ -74,6 +75,8 @@ environment_variables: dict[str, Callable[[], Any]] = {
     "VLLM_CPU_KVCACHE_SPACE": lambda: _number("VLLM_CPU_KVCACHE_SPACE", None),
     # auto, nobind, or a list of cores such as 0-3,8.
     "VLLM_CPU_OMP_THREADS_BIND": lambda: os.getenv("VLLM_CPU_OMP_THREADS_BIND", "auto"),
+    # NHD or HND: how blocks are laid out in backends that do either; unset: NHD.
+    "VLLM_KV_CACHE_LAYOUT": lambda: os.getenv("VLLM_KV_CACHE_LAYOUT"),
     # There is only the V2 runner; 0 is refused at start.
     "VLLM_USE_V2_MODEL_RUNNER": lambda: (
         _flag("VLLM_USE_V2_MODEL_RUNNER") if os.getenv("VLLM_USE_V2_MODEL_RUNNER") else None

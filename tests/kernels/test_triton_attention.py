@@ -265,10 +265,15 @@ def test_offsets_beyond_31_bits():
 
 
 @pytest.mark.parametrize(
-    "cache_dtype, message", [(torch.float16, "over a cache of"), (torch.int8, "needs a scale")]
+    "cache_dtype, head_size, message",
+    [
+        (torch.int16, 16, "supported are float32"),
+        (torch.int8, 16, "needs a scale"),
+        (torch.float32, 32, "does not fit"),
+    ],
 )
-def test_what_does_not_fit_is_refused(cache_dtype, message):
-    key, value = make_key_value("kv_first", 3, 16, 2, 16, cache_dtype, 0.0, DEVICE)
+def test_what_does_not_fit_is_refused(cache_dtype, head_size, message):
+    key, value = make_key_value("kv_first", 3, 16, 2, head_size, cache_dtype, 0.0, DEVICE)
     requests = Requests([(1, 4)], head_size=16)
     query = requests.query.to(DEVICE)
     with pytest.raises(ValueError, match=message):

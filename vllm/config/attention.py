@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from pydantic import ConfigDict, field_validator
@@ -14,6 +15,10 @@ class AttentionConfig:
 
     backend: Any = None
     """An attention backend by name, such as CPU_ATTN; left out: the platform's choice."""
+
+    backend_per_kind: dict[str, Any] = field(default_factory=dict)
+    """Attention backends by kind of KV cache, which win over `backend`: full_attention,
+    sliding_window, cross_attention; such as {"sliding_window": "TRITON_ATTN"}."""
 
     @field_validator("backend", mode="before")
     @classmethod
@@ -31,6 +36,24 @@ class AttentionConfig:
 
         return AttentionBackendEnum[value.upper()]
 
+    @field_validator("backend_per_kind", mode="before")
+    @classmethod
+    def validate_backend_per_kind_before(cls, value: Any) -> Any:
+        """Names become members, as of `backend`.
+
+        Raises:
+            ValueError: no kind or no backend has that name.
+        """
+        if not isinstance(value, dict):
+            return value
+        from vllm.v1.kv_cache_interface import ATTENTION_KINDS
+
+        unknown = sorted(set(value) - {kind.value for kind in ATTENTION_KINDS})
+        if unknown:
+            known = ", ".join(kind.value for kind in ATTENTION_KINDS)
+            raise ValueError(f"backend_per_kind: unknown kind {unknown[0]!r}; known: {known}")
+        return {kind: cls.validate_backend_before(name) for kind, name in value.items()}
+
     def compute_hash(self) -> str:
         """A digest of what changes the compiled computation."""
-        return hash_factors({"backend": self.backend})
+        return hash_factors({"backend": self.backend, "per_kind": self.backend_per_kind})

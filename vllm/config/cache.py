@@ -8,7 +8,16 @@ from pydantic import Field, field_validator
 
 from vllm.config.utils import config, hash_factors
 
-CacheDType = Literal["auto", "float16", "bfloat16", "float32"]
+CacheDType = Literal[
+    "auto",
+    "float16",
+    "bfloat16",
+    "float32",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_per_token_head",
+    "int8_per_token_head",
+]
 PrefixCachingHashAlgo = Literal["sha256"]
 
 
@@ -26,7 +35,8 @@ class CacheConfig:
     """Share of the device's memory that this engine may take. Without effect on a CPU, where
     `kv_cache_memory_bytes` or VLLM_CPU_KVCACHE_SPACE says how much to take."""
     cache_dtype: CacheDType = "auto"
-    """dtype of the KV cache; auto: the model's."""
+    """dtype of the KV cache; auto: the model's. fp8 (e4m3, scale 1) and the dtypes with a scale for
+    each token and head need an attention backend that has them, such as TRITON_ATTN."""
     num_gpu_blocks_override: int | None = Field(default=None, gt=0)
     """Pages to make, whatever memory there is."""
     sliding_window: int | None = None

@@ -24,6 +24,11 @@ class Candidate:
 
     name: str
     package: str | None = None
+    # Slow: the log says so where it is taken unasked.
+    is_last_resort: bool = False
+
+
+TORCH_ATTN = Candidate("TORCH_ATTN", is_last_resort=True)
 
 
 def choose_backend(
@@ -53,6 +58,9 @@ def choose_backend(
         backend = _member(candidate.name)
         reason = _why_not(candidate, config, capability)
         if not reason and backend is not None:
+            if candidate.is_last_resort:
+                why = "; ".join(reasons)
+                logger.warning_once("%s is slow, but others do not serve: %s", candidate.name, why)
             return backend.get_path()
         reasons.append(f"{candidate.name}: {reason}")
         logger.debug_once("attention backend %s is skipped: %s", candidate.name, reason)

@@ -12,7 +12,7 @@ from vllm import envs
 from vllm.logger import init_logger
 from vllm.utils.mem_utils import GiB, host_memory
 
-from .attention_choice import Candidate, choose_backend
+from .attention_choice import TORCH_ATTN, Candidate, choose_backend
 from .interface import CpuArchEnum, Platform, PlatformEnum
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
-ATTENTION_BACKENDS = (Candidate("CPU_ATTN"),)
+ATTENTION_BACKENDS = (Candidate("CPU_ATTN"), TORCH_ATTN)
 # Instructions without which torch multiplies bfloat16 matrices far slower than float32 ones.
 _FAST_BF16_FLAGS = {"avx512bw", "avx512_bf16", "amx_bf16", "bf16"}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.logger import init_logger
 
-from .attention_choice import Candidate, choose_backend
+from .attention_choice import TORCH_ATTN, Candidate, choose_backend
 from .gpu_common import set_gpu_worker
 from .interface import DeviceCapability, Platform, PlatformEnum
 
@@ -28,6 +28,7 @@ ATTENTION_BACKENDS = (
     Candidate("FLASH_ATTN", package="flash_attn"),
     Candidate("FLASHINFER", package="flashinfer"),
     Candidate("TRITON_ATTN", package="triton"),
+    TORCH_ATTN,
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from .attention_choice import Candidate, choose_backend
+from .attention_choice import TORCH_ATTN, Candidate, choose_backend
 from .gpu_common import set_gpu_worker
 from .interface import DeviceCapability, Platform, PlatformEnum
 
@@ -24,8 +24,8 @@ _ROCM = Candidate("ROCM_ATTN", package="triton")
 _AITER = Candidate("ROCM_AITER_UNIFIED_ATTN", package="aiter")
 # Decoder self-attention keeps ROCM_ATTN in encoder-decoder models and beside KV connectors too: its
 # K/V-first cache is aligned with its neighbours and registered by its true byte ranges.
-SELF_ATTENTION_BACKENDS = (_ROCM, _TRITON, _AITER)
-OTHER_ATTENTION_BACKENDS = (_AITER, _TRITON, _ROCM)
+SELF_ATTENTION_BACKENDS = (_ROCM, _TRITON, _AITER, TORCH_ATTN)
+OTHER_ATTENTION_BACKENDS = (_AITER, _TRITON, _ROCM, TORCH_ATTN)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .attention_choice import Candidate, choose_backend
+from .attention_choice import TORCH_ATTN, Candidate, choose_backend
 from .gpu_common import set_gpu_worker
 from .interface import DeviceCapability, Platform, PlatformEnum
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
-ATTENTION_BACKENDS = (Candidate("TRITON_ATTN", package="triton"),)
+ATTENTION_BACKENDS = (Candidate("TRITON_ATTN", package="triton"), TORCH_ATTN)
 
 
 class XPUPlatform(Platform):

@@ -33,6 +33,15 @@ def get_dtype_size(dtype: str | torch.dtype) -> int:
     return _ITEM_SIZE_BYTES[dtype_name(dtype)]
 
 
+def kv_cache_dtype_name(kv_cache_dtype: str, model_dtype: str | torch.dtype) -> str:
+    """The dtype of a cache's elements by name, for a `--kv-cache-dtype`."""
+    if kv_cache_dtype == "auto":
+        return dtype_name(model_dtype)
+    if kv_cache_dtype.startswith("fp8"):
+        return "float8_e4m3fn"
+    return "int8" if kv_cache_dtype == "int8_per_token_head" else dtype_name(kv_cache_dtype)
+
+
 def str_dtype_to_torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """The torch dtype of that name."""
     import torch

@@ -60,6 +60,14 @@ class KVCacheSpecKind(str, Enum):
     UNKNOWN = "unknown"
 
 
+# Those that an attention backend serves.
+ATTENTION_KINDS = (
+    KVCacheSpecKind.FULL_ATTENTION,
+    KVCacheSpecKind.SLIDING_WINDOW,
+    KVCacheSpecKind.CROSS_ATTENTION,
+)
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
     """The cache of one layer. `block_size`: tokens in a page."""

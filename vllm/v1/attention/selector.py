@@ -12,6 +12,7 @@ from vllm.config import get_current_vllm_config
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 
 class AttentionSelectorConfig(NamedTuple):
@@ -26,6 +27,17 @@ class AttentionSelectorConfig(NamedTuple):
     attn_type: str = AttentionType.DECODER
     has_sliding_window: bool = False
     use_kv_connector: bool = False
+
+
+def get_attn_spec_kind(
+    use_mla: bool, has_sliding_window: bool, attn_type: str
+) -> KVCacheSpecKind:
+    """The kind of KV cache that such a layer has; MLA's is a full one."""
+    if attn_type == AttentionType.ENCODER_DECODER:
+        return KVCacheSpecKind.CROSS_ATTENTION
+    if has_sliding_window and not use_mla:
+        return KVCacheSpecKind.SLIDING_WINDOW
+    return KVCacheSpecKind.FULL_ATTENTION
 
 
 def get_attn_backend(
@@ -56,7 +68,10 @@ def get_attn_backend(
         has_sliding_window=has_sliding_window,
         use_kv_connector=vllm_config.kv_transfer_config is not None,
     )
-    return _cached_backend(vllm_config.attention_config.backend, selector_config, num_heads)
+    attention_config = vllm_config.attention_config
+    kind = get_attn_spec_kind(use_mla, has_sliding_window, selector_config.attn_type)
+    selected = attention_config.backend_per_kind.get(kind.value) or attention_config.backend
+    return _cached_backend(selected, selector_config, num_heads)
 
 
 @cache

@@ -9,10 +9,15 @@ from torch import nn
 from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.utils.torch_utils import str_dtype_to_torch_dtype
+from vllm.utils.torch_utils import kv_cache_dtype_name, str_dtype_to_torch_dtype
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 from vllm.v1.attention.selector import get_attn_backend
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+    get_kv_quant_mode,
+)
 
 
 class Attention(nn.Module, AttentionLayerBase):
@@ -52,15 +57,14 @@ class Attention(nn.Module, AttentionLayerBase):
         self.sliding_window = per_layer_sliding_window
         self.dtype = str_dtype_to_torch_dtype(vllm_config.model_config.dtype)
         self.kv_cache_dtype = (cache_config or vllm_config.cache_config).cache_dtype
-        self.kv_cache_torch_dtype = (
-            self.dtype
-            if self.kv_cache_dtype == "auto"
-            else str_dtype_to_torch_dtype(self.kv_cache_dtype)
+        self.kv_cache_torch_dtype = str_dtype_to_torch_dtype(
+            kv_cache_dtype_name(self.kv_cache_dtype, self.dtype)
         )
         self.attn_backend = attn_backend or get_attn_backend(
             head_size,
             self.dtype,
             self.kv_cache_dtype,
+            has_sink=extra_impl_args.get("sinks") is not None,
             attn_type=attn_type,
             num_heads=num_heads,
             has_sliding_window=self.sliding_window is not None,
@@ -125,6 +129,7 @@ class Attention(nn.Module, AttentionLayerBase):
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
             dtype=self.kv_cache_torch_dtype,
+            kv_quant_mode=get_kv_quant_mode(self.kv_cache_dtype),
         )
         if self.sliding_window is None:
             return FullAttentionSpec(**shape)

@@ -26,7 +26,10 @@ class _AttentionBackendEnumMeta(EnumMeta):
 class AttentionBackendEnum(Enum, metaclass=_AttentionBackendEnumMeta):
     """The value is the class's dotted name. CUSTOM is free for an out-of-tree backend."""
 
+    TRITON_ATTN = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+    ROCM_ATTN = "vllm.v1.attention.backends.rocm_attn.RocmAttentionBackend"
     CPU_ATTN = "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+    TORCH_ATTN = "vllm.v1.attention.backends.torch_attn.TorchAttentionBackend"
     CUSTOM = None
 
     def get_path(self, include_classname: bool = True) -> str:

@@ -236,8 +236,6 @@ def _check_query(
     shape, kv_shape = query.shape, cache.key.shape
     if query.dtype not in _MODEL_DTYPES or out.dtype is not query.dtype or out.shape != shape:
         raise ValueError(f"query {query.dtype} {tuple(shape)}, out {out.dtype} {tuple(out.shape)}")
-    if cache.quantisation == _PLAIN and cache.key.dtype is not query.dtype:
-        raise ValueError(f"query {query.dtype} over a cache of {cache.key.dtype}")
     if shape[2] != kv_shape[3] or cache.value.shape != kv_shape or shape[1] % kv_shape[2]:
         raise ValueError(
             f"query {tuple(shape)} does not fit K {tuple(kv_shape)} and V {tuple(cache.value.shape)}"
