@@ -68,11 +68,15 @@ class CudaPlatformBase(Platform):
     ) -> str:
         return choose_backend(
             cls.device_name,
-            ATTENTION_BACKENDS,
+            cls._attention_candidates(attn_selector_config.attn_type),
             selected_backend,
             attn_selector_config,
             cls.get_device_capability(),
         )
+
+    @classmethod
+    def _attention_candidates(cls, attn_type: str) -> tuple[Candidate, ...]:
+        return ATTENTION_BACKENDS
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:

@@ -63,16 +63,20 @@ class RocmPlatform(Platform):
         attn_selector_config: AttentionSelectorConfig,
         num_heads: int | None = None,
     ) -> str:
-        from vllm.v1.attention.backend import AttentionType
-
-        is_decoder = attn_selector_config.attn_type == AttentionType.DECODER
         return choose_backend(
             cls.device_name,
-            SELF_ATTENTION_BACKENDS if is_decoder else OTHER_ATTENTION_BACKENDS,
+            cls._attention_candidates(attn_selector_config.attn_type),
             selected_backend,
             attn_selector_config,
             cls.get_device_capability(),
         )
+
+    @classmethod
+    def _attention_candidates(cls, attn_type: str) -> tuple[Candidate, ...]:
+        from vllm.v1.attention.backend import AttentionType
+
+        is_decoder = attn_type == AttentionType.DECODER
+        return SELF_ATTENTION_BACKENDS if is_decoder else OTHER_ATTENTION_BACKENDS
 
     @classmethod
     @cache

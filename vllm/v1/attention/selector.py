@@ -9,10 +9,14 @@ from typing import NamedTuple
 import torch
 
 from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.attention.backend import AttentionBackend, AttentionType
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.kv_cache_interface import KVCacheSpecKind
+
+
+logger = init_logger(__name__)
 
 
 class AttentionSelectorConfig(NamedTuple):
@@ -87,4 +91,11 @@ def _cached_backend(
         raise ValueError(
             f"{current_platform.device_name} has no attention backend for {selector_config}"
         )
-    return resolve_obj_by_qualname(path)
+    backend = resolve_obj_by_qualname(path)
+    logger.info_once(
+        "%s serves %s attention%s",
+        backend.get_name(),
+        AttentionType(selector_config.attn_type).value,
+        " with a sliding window" if selector_config.has_sliding_window else "",
+    )
+    return backend

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vllm.platforms import current_platform
+
 _ALIGNMENT_BYTES = 16
 
 
@@ -41,6 +43,7 @@ class PackedBuffer:
         self._host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pin_memory)
         self._same_memory = device.type == self._host.device.type
         self._device = self._host if self._same_memory else self._host.to(device)
+        self._sent = None if self._same_memory else current_platform.Event()
         self.host: dict[str, np.ndarray] = {}
         self._device_fields: dict[str, torch.Tensor] = {}
         for item in fields:
@@ -50,10 +53,17 @@ class PackedBuffer:
             self.host[item.name] = self._host[begin:end].view(dtype).numpy()
             self._device_fields[item.name] = self._device[begin:end].view(dtype)
 
+    def begin_step(self) -> None:
+        """Call before fields are written: waits until what was sent last has left. A step that
+        samples nothing waits for nothing else, and the device may be steps behind."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
     def copy_to_device(self) -> None:
         """Sends what was written; call once all fields of the step are."""
-        if not self._same_memory:
+        if self._sent is not None:
             self._device.copy_(self._host, non_blocking=True)
+            self._sent.record()
 
     def device(self, name: str, size: int) -> torch.Tensor:
         """The first `size` elements of a field, on the device."""

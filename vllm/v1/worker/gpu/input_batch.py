@@ -90,6 +90,7 @@ class InputBatchBuilder:
         scheduled = np.fromiter((counts[req_id] for req_id in req_ids), np.int32, num_reqs)
         computed = states.num_computed_tokens[rows]
 
+        self._buffer.begin_step()
         host = self._buffer.host
         starts = host["query_start_loc"]
         starts[0] = 0
