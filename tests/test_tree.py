@@ -43,6 +43,9 @@ BOUNDARY = (
 # Imports inside a function that find a class by its name, at the one place that does.
 LATE_BOUND = {
     ("vllm.config.attention", "vllm.v1.attention.backends.registry"),
+    ("vllm.config.model", "vllm.model_executor.models.config"),
+    ("vllm.config.model", "vllm.model_executor.models.registry"),
+    ("vllm.config.vllm", "vllm.model_executor.models.config"),
     ("vllm.config.scheduler", "vllm.v1.core.sched.scheduler"),
     ("vllm.platforms.attention_choice", "vllm.v1.attention.backends.registry"),
     ("vllm.platforms.attention_choice", "vllm.v1.attention.backend"),

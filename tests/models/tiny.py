@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,6 @@ NATIVE = {
             **_UNTIED,
             head_dim=16,
             query_pre_attn_scalar=24,
-            attn_logit_softcapping=20.0,
             final_logit_softcapping=10.0,
             num_hidden_layers=6,
             sliding_window=21,
@@ -109,6 +109,89 @@ NATIVE = {
         ),
     ),
     "gpt2": Family("gpt2", dict(scale_attn_by_inverse_layer_idx=True), _GPT2_NAMES),
+}
+
+FALLBACK = {
+    "gpt_neox": Family("gpt_neox", dict(hidden_act="gelu"), _NO_GQA),
+    "opt": Family(
+        "opt",
+        dict(word_embed_proj_dim=48),
+        {"intermediate_size": "ffn_dim", "initializer_range": "init_std", **_NO_GQA},
+    ),
+    "phi": Family("phi"),
+    "phi3": Family("phi3", dict(sliding_window=21)),
+    "olmo": Family("olmo"),
+    "olmo2": Family("olmo2"),
+    "stablelm": Family("stablelm", dict(use_qkv_bias=True)),
+    "granite": Family("granite", dict(logits_scaling=2.0, attention_multiplier=0.2)),
+    "cohere": Family("cohere", dict(logit_scale=0.5)),
+    "cohere2": Family("cohere2", dict(logit_scale=0.5, **_WINDOWS)),
+    "starcoder2": Family("starcoder2", dict(sliding_window=21)),
+    "smollm3": Family("smollm3", dict(no_rope_layers=[1, 0, 1])),
+    "helium": Family("helium", dict(head_dim=8)),
+    "nemotron": Family("nemotron"),
+    "gptj": Family("gptj", dict(rotary_dim=4), {**_GPT2_NAMES}),
+    "codegen": Family("codegen", dict(rotary_dim=4, num_attention_heads=4), {**_GPT2_NAMES}),
+    "gpt_bigcode": Family("gpt_bigcode", {}, _GPT2_NAMES),
+    "glm": Family("glm", dict(head_dim=8)),
+    "gemma": Family("gemma", dict(head_dim=8, **_UNTIED)),
+    "persimmon": Family("persimmon", {}, _NO_GQA),
+    "mixtral": Family("mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "qwen3_moe": Family(
+        "qwen3_moe",
+        dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=8),
+    ),
+    "olmoe": Family("olmoe", dict(num_experts=4, num_experts_per_tok=2)),
+    "deepseek_v2": Family(
+        "deepseek_v2",
+        dict(
+            num_key_value_heads=6,
+            kv_lora_rank=16,
+            q_lora_rank=24,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=8,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+        ),
+    ),
+}
+
+# What must be refused, and why.
+_NO_INTERFACE = "do not call Transformers' attention interface"
+REFUSED = {
+    "bloom": (Family("bloom", {}, {**_GPT2_NAMES, "hidden_size": "hidden_size"}), _NO_INTERFACE),
+    "falcon": (Family("falcon"), _NO_INTERFACE),
+    "mpt": (
+        Family("mpt", {}, {**_GPT2_NAMES, "n_embd": "d_model", "hidden_size": "d_model"}),
+        _NO_INTERFACE,
+    ),
+    "gpt_oss": (
+        Family("gpt_oss", dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8)),
+        r"layers.0.self_attn passes s_aux= to attention",
+    ),
+    "bert": (Family("bert", {}, _NO_GQA), "neither causal nor causal with a sliding window"),
+    "recurrent_gemma": (Family("recurrent_gemma"), r"attention interface: 0, 1"),
+    "mamba": (Family("mamba"), "no layer calls"),
+    "diffllama": (Family("diffllama"), "attends more than once"),
+    "falcon_h1": (
+        Family(
+            "falcon_h1",
+            dict(
+                mamba_d_ssm=48,
+                mamba_n_heads=6,
+                mamba_d_head=8,
+                mamba_d_state=8,
+                mamba_n_groups=1,
+                head_dim=8,
+            ),
+        ),
+        "cannot be served",
+    ),
 }
 
 
@@ -148,6 +231,14 @@ def make_prompts(extra_lengths: tuple[int, ...] = ()) -> tuple[tuple[int, ...], 
     prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
     prompts.append(prompts[3][: 2 * n + 3] + [5, 6, 7])
     return tuple(tuple(prompt) for prompt in prompts)
+
+
+@torch.inference_mode()
+def prompt_logprobs(model: nn.Module, prompt: Sequence[int]) -> list[float]:
+    """The logprob of each token of a prompt but the first."""
+    ids = torch.tensor([prompt])
+    logprobs = model(ids).logits[0, :-1].log_softmax(dim=-1)
+    return logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()
 
 
 @torch.inference_mode()

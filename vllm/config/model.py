@@ -22,6 +22,7 @@ logger = init_logger(__name__)
 ModelDType = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
 TokenizerMode = Literal["auto", "hf"]
 LogprobsMode = Literal["raw_logprobs"]
+ModelImpl = Literal["auto", "vllm", "transformers"]
 
 
 @config(config=ConfigDict(arbitrary_types_allowed=True, protected_namespaces=()))
@@ -76,6 +77,9 @@ class ModelConfig:
     """auto: defaults from the model's generation_config.json; vllm: none; or a folder."""
     override_generation_config: dict[str, Any] = Field(default_factory=dict)
     """Default sampling parameters to change, such as {"temperature": 0.5}."""
+    model_impl: ModelImpl = "auto"
+    """Whose code runs the model. vllm: this project's own; transformers: Transformers', with this
+    project's attention; auto: our own where the architecture has it."""
     original_max_model_len: int | None = field(init=False, default=None)
     """`max_model_len` as it was given; set by the constructor."""
     hf_config_dict: dict[str, Any] = field(init=False, default_factory=dict)
@@ -93,10 +97,19 @@ class ModelConfig:
             self.hf_config_path or self.model, revision=self.revision
         )
         self.hf_config_dict.update(self.hf_overrides)
+        self._verify_architecture()
         self.dtype = self._resolve_dtype()
         self.original_max_model_len = self.max_model_len
         self.max_model_len = self.get_and_verify_max_len(self.max_model_len)
         self._verify_on_platform()
+
+    def _verify_architecture(self) -> None:
+        from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        architecture = ModelRegistry.check_supported(self.architectures, self)
+        if architecture in MODELS_CONFIG_MAP:
+            MODELS_CONFIG_MAP[architecture].verify_and_update_model_config(self)
 
     def _verify_on_platform(self) -> None:
         from vllm.platforms import current_platform

@@ -74,6 +74,7 @@ class VllmConfig:
                 "have: unset it or set it to 1"
             )
         if self.model_config is not None:
+            self._update_for_model(self.model_config)
             self.cache_config.sliding_window = self.model_config.get_sliding_window()
             self.scheduler_config.verify_max_model_len(self.model_config.max_model_len)
         if self.scheduler_config.disable_hybrid_kv_cache_manager is None:
@@ -83,6 +84,13 @@ class VllmConfig:
         current_platform.check_and_update_config(self)
         if self.cache_config.block_size is None:
             self.cache_config.block_size = CacheConfig.DEFAULT_BLOCK_SIZE
+
+    def _update_for_model(self, model_config: ModelConfig) -> None:
+        from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+        for architecture in model_config.architectures:
+            if architecture in MODELS_CONFIG_MAP:
+                MODELS_CONFIG_MAP[architecture].verify_and_update_config(self)
 
     def seal(self) -> None:
         """Makes this and every config in it read-only in this process."""

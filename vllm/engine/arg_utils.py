@@ -22,7 +22,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.config.cache import CacheDType, PrefixCachingHashAlgo
-from vllm.config.model import LogprobsMode, ModelDType, TokenizerMode
+from vllm.config.model import LogprobsMode, ModelDType, ModelImpl, TokenizerMode
 from vllm.config.scheduler import SchedulerPolicy
 from vllm.engine.arg_flags import add_config_flags, first_error
 from vllm.logger import init_logger
@@ -40,7 +40,7 @@ _CONFIG_ARGS: dict[type, tuple[str, ...]] = {
         "skip_tokenizer_init", "trust_remote_code", "revision", "code_revision",
         "tokenizer_revision", "hf_config_path", "hf_overrides", "hf_token", "quantization",
         "enforce_eager", "seed", "max_logprobs", "logprobs_mode", "generation_config",
-        "override_generation_config",
+        "override_generation_config", "model_impl",
     ),
     LoadConfig: (
         "load_format", "download_dir", "model_loader_extra_config", "ignore_patterns",
@@ -148,6 +148,7 @@ class EngineArgs:
     worker_extension_cls: str = ParallelConfig.worker_extension_cls
     generation_config: str = ModelConfig.generation_config
     override_generation_config: dict[str, Any] = field(default_factory=dict)
+    model_impl: ModelImpl = ModelConfig.model_impl
     attention_backend: Any = AttentionConfig.backend
     additional_config: dict[str, Any] = field(default_factory=dict)
     use_tqdm_on_load: bool = LoadConfig.use_tqdm_on_load

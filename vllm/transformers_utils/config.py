@@ -128,7 +128,7 @@ def get_generation_config_dict(
 def read_json_object(path: Path) -> dict[str, Any]:
     """A JSON file that must hold an object. Raises ValueError naming the file and the fault."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_special_float)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     except json.JSONDecodeError as error:
@@ -136,6 +136,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, not {type(value).__name__}")
     return value
+
+
+def _special_float(value: dict[str, Any]) -> Any:
+    """Transformers writes an infinite number, which JSON lacks, as {"__float__": "Infinity"}."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
 def get_text_config_dict(config: dict[str, Any]) -> dict[str, Any]:

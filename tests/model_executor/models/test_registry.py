@@ -48,7 +48,7 @@ def test_a_registered_name_is_imported_late(registry):
 def test_unsupported_lists_what_is_supported(registry):
     """The one line a user gets must say what would work."""
     registry.register_model("A", Model)
-    with pytest.raises(ValueError, match="X / Y is not supported; supported: A"):
+    with pytest.raises(ValueError, match=r"X / Y is not supported \(it is not registered\); supported: A"):
         registry.resolve_model_cls(["X", "Y"], None)
     with pytest.raises(ValueError, match="names no architectures"):
         registry.resolve_model_cls([], None)

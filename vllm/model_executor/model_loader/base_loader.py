@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.model_loader.weight_utils import describe_names
+from vllm.model_executor.models.interfaces import ChecksAfterLoading
 from vllm.model_executor.utils import set_default_torch_dtype
 from vllm.utils.torch_utils import str_dtype_to_torch_dtype
 
@@ -51,6 +52,8 @@ class BaseModelLoader(ABC):
         self.load_weights(model, model_config)
         loaded = time.monotonic()
         process_weights_after_loading(model, dtype)
+        if isinstance(model, ChecksAfterLoading):
+            model.check_after_loading()
         logger.debug(
             "model made in %.2f s, weights loaded in %.2f s, prepared in %.2f s",
             made - started,

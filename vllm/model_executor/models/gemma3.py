@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class Gemma3Attention(LlamaAttention):
-    """Each head of queries and keys is normed; the rope is that of the layer's kind."""
+    """Each head of queries and keys is normed; the rope is that of the layer's kind.
+
+    Attention scores are not capped: `attn_logit_softcapping` is null in every published config, and
+    Transformers does not use it.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,6 @@ class Gemma3Attention(LlamaAttention):
             prefix,
             scale=config.query_pre_attn_scalar**-0.5,
             rope_parameters=config.rope_parameters[layer_type],
-            logits_soft_cap=config.attn_logit_softcapping,
         )
         self.q_norm = GemmaRMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = GemmaRMSNorm(self.head_dim, config.rms_norm_eps)

@@ -30,6 +30,15 @@ def supports_pp(model: type[nn.Module] | nn.Module) -> bool:
     return getattr(model, "supports_pp", False)
 
 
+@runtime_checkable
+class ChecksAfterLoading(Protocol):
+    """A model that can tell only with its weights whether it is served right."""
+
+    def check_after_loading(self) -> None:
+        """Raises ValueError where it is not."""
+        ...
+
+
 class SupportsQuant:
     """Its fused layers and renamed weights are known to quantisation schemes."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.model_executor.models.interfaces_base import is_text_generation_model, is_vllm_model
+from vllm.transformers_utils.architectures import causal_lm_architectures
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +30,11 @@ _TEXT_GENERATION_MODELS = {
     "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
 }
+
+# What serves architectures that have no class here.
+_FALLBACK = ("vllm.model_executor.models.transformers", "TransformersForCausalLM")
+# Sub-configs by which a config shows that its model takes more than text.
+_OTHER_INPUTS = ("vision_config", "audio_config", "image_config", "video_config")
 
 
 @dataclass(frozen=True)
@@ -88,30 +94,45 @@ class _ModelRegistry:
             )
         self.models[model_arch] = entry
 
-    def check_supported(self, architectures: str | list[str]) -> str:
-        """The first architecture that has a class, without importing it.
+    def check_supported(
+        self, architectures: str | list[str], model_config: ModelConfig | None = None
+    ) -> str:
+        """The first architecture that can be served, found without importing any model.
 
-        Raises ValueError listing what is supported.
+        Without `model_config` only classes that are registered count; with it also Transformers'
+        own code, as far as `model_impl` allows. Raises ValueError in one line that lists what is
+        supported.
         """
         names = [architectures] if isinstance(architectures, str) else architectures
         if not names:
             raise ValueError(
                 'the model\'s config names no architectures; add "architectures" to config.json'
             )
-        for name in names:
-            if name in self.models:
-                return name
+        model_impl = "vllm" if model_config is None else model_config.model_impl
+        if model_impl != "transformers":
+            for name in names:
+                if name in self.models:
+                    return name
+        reason = "it is not registered"
+        if model_impl != "vllm":
+            reason = _why_no_fallback(names, model_config)
+            if reason is None:
+                return names[0]
         raise ValueError(
-            f"model architecture {' / '.join(names)} is not supported; supported: "
-            f"{', '.join(sorted(self.models))}"
+            f"model architecture {' / '.join(names)} is not supported ({reason}); supported: "
+            f"{', '.join(sorted(self.models))}, and with Transformers' code (--model-impl auto or "
+            "transformers) its other decoder-only language models"
         )
 
     def resolve_model_cls(
         self, architectures: str | list[str], model_config: ModelConfig
     ) -> tuple[type[nn.Module], str]:
         """The class that serves the first supported architecture, and that architecture."""
-        name = self.check_supported(architectures)
-        entry = self.models[name]
+        name = self.check_supported(architectures, model_config)
+        is_fallback = name not in self.models or (
+            model_config is not None and model_config.model_impl == "transformers"
+        )
+        entry = _LazyModel(*_FALLBACK) if is_fallback else self.models[name]
         if not isinstance(entry, _LazyModel):
             return entry, name
         cls = entry.load()
@@ -127,6 +148,22 @@ class _ModelRegistry:
     ) -> bool:
         """Whether the class gives logits. Imports it."""
         return is_text_generation_model(self.resolve_model_cls(architectures, model_config)[0])
+
+
+def _why_no_fallback(names: list[str], model_config: ModelConfig) -> str | None:
+    """Why Transformers' code for these architectures cannot be tried; None if it can."""
+    config = model_config.hf_config_dict
+    if model_config.is_encoder_decoder:
+        return "it has an encoder"
+    others = [key for key in _OTHER_INPUTS if config.get(key) is not None]
+    if others:
+        return f"it takes more than text: its config has a {others[0]}"
+    if "AutoModelForCausalLM" in (config.get("auto_map") or {}):
+        return None if model_config.trust_remote_code else "its code needs --trust-remote-code"
+    known = causal_lm_architectures()
+    if known is not None and not known.intersection(names):
+        return "Transformers has no causal language model of this name"
+    return None
 
 
 ModelRegistry = _ModelRegistry(
