@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs engines on one platform, one after the other in this process. Reads JSON jobs from standard
+input, writes JSON results to standard output, each on a line of its own that begins with RESULT."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from unittest import mock
+
+
+@dataclass(frozen=True)
+class Job:
+    """An engine and its requests. Without `align` layers keep the layout of their backend; without
+    `check` nobody looks whether they collide."""
+
+    model: str
+    prompts: list[list[int]]
+    num_new_tokens: int
+    engine_args: dict = field(default_factory=dict)
+    backend_per_kind: dict[str, str] = field(default_factory=dict)
+    layout: str = "NHD"
+    align: bool = True
+    check: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """Tokens of each request and the backend of each layer; or what the engine said at start."""
+
+    device: str
+    tokens: list[list[int]] = field(default_factory=list)
+    backends: dict[str, str] = field(default_factory=dict)
+    strides: dict[str, list[int]] = field(default_factory=dict)
+    worker: str = ""
+    error: str = ""
+
+
+def run(job: Job) -> Result:
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.utils import set_kv_cache_layout
+    from vllm.v1.kv_cache_geometry import Allocation
+    from vllm.v1.worker.gpu import attn_utils
+
+    set_kv_cache_layout(job.layout)
+    with ExitStack() as patches:
+        if not job.align:
+            name = "_align_mixed_attention_kv_cache_views"
+            patches.enter_context(mock.patch.object(attn_utils, name))
+        if not job.check:
+            patches.enter_context(mock.patch.object(Allocation, "check"))
+        try:
+            return _generate(job, current_platform.device_name)
+        except ValueError as error:
+            return Result(current_platform.device_name, error=str(error))
+
+
+def _generate(job: Job, device: str) -> Result:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=job.model,
+        skip_tokenizer_init=True,
+        attention_config={"backend_per_kind": job.backend_per_kind},
+        **job.engine_args,
+    )
+    sampling = SamplingParams(
+        temperature=0, max_tokens=job.num_new_tokens, ignore_eos=True, detokenize=False
+    )
+    prompts = [{"prompt_token_ids": prompt} for prompt in job.prompts]
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    (backends, strides) = llm.apply_model(_layers)[0]
+    (worker,) = llm.collective_rpc(lambda worker: type(worker).__module__)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    return Result(device, tokens, backends, strides, worker)
+
+
+def _layers(model) -> tuple[dict[str, str], dict[str, list[int]]]:
+    layers = {n: m for n, m in model.named_modules() if hasattr(m, "attn_backend")}
+    return (
+        {name: layer.attn_backend.get_name() for name, layer in layers.items()},
+        {name: list(layer.kv_cache.stride()) for name, layer in layers.items()},
+    )
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print("RESULT", json.dumps(asdict(run(Job(**json.loads(line))))), flush=True)
