@@ -126,6 +126,7 @@ class TransformersForCausalLM(nn.Module):
             state_dict=dict(weights),
             dtype=self.model.dtype,
             attn_implementation=PAGED,
+            ignore_mismatched_sizes=True,  # told below, by name
             output_loading_info=True,
         )
         for kind, names in (
