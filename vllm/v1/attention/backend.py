@@ -215,7 +215,10 @@ class AttentionBackend(ABC):
                 "sliding windows are not supported",
             ),
             (not use_kv_connector or cls.supports_kv_connector(), "no KV connector is supported"),
-            (cls.supports_attn_type(attn_type), f"{attn_type} attention is not supported"),
+            (
+                cls.supports_attn_type(attn_type),
+                f"{AttentionType(attn_type).value} attention is not supported",
+            ),
             (
                 device_capability is None or cls.supports_compute_capability(device_capability),
                 f"compute capability {device_capability} is not supported",

@@ -124,7 +124,8 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         kv_sharing_target_layer_name: str | None = None,
     ) -> None:
         if attn_type != AttentionType.DECODER:
-            raise ValueError(f"CPU_ATTN does not do {attn_type} attention; it does decoder")
+            kind = AttentionType(attn_type).value
+            raise ValueError(f"CPU_ATTN does not do {kind} attention; it does decoder")
         if kv_sharing_target_layer_name is not None:
             raise ValueError("CPU_ATTN does not read another layer's cache")
         self.num_heads = num_heads

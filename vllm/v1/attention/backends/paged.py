@@ -90,7 +90,7 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
     ) -> None:
         name = self.backend.get_name()
         if not self.backend.supports_attn_type(attn_type):
-            raise ValueError(f"{name} does not do {attn_type} attention")
+            raise ValueError(f"{name} does not do {AttentionType(attn_type).value} attention")
         if kv_sharing_target_layer_name is not None:
             raise ValueError(f"{name} does not read another layer's cache")
         if sinks is not None and len(sinks) != num_heads:
