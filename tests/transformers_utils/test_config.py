@@ -153,7 +153,7 @@ def test_other_rope_factors_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "values", "says"),
     [
-        ("bert", {}, "'bert' is not supported; supported: llama"),
+        ("bert", {}, "'bert' is not supported; supported: gemma3, gpt2, llama"),
         ("llama", {"expert_count": 8}, "mixture-of-experts"),
         ("llama", {"split__count": 3}, "one part of a model split over 3 files"),
         ("llama", {"embedding_length": None}, "llama.embedding_length is missing"),

@@ -34,7 +34,12 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     ),
     "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", "attention.key_length"),
+    "gemma3": GGUFArchitecture("gemma3_text", "Gemma3ForCausalLM", "attention.key_length"),
+    "gpt2": GGUFArchitecture("gpt2", "GPT2LMHeadModel"),
 }
+# Gemma 3 27B by its number of layers: it alone scales attention scores by its hidden size, which
+# the metadata does not say.
+_GEMMA3_27B_LAYERS = 62
 
 # Metadata key behind the architecture's prefix -> config field.
 _FIELDS = {
@@ -45,6 +50,9 @@ _FIELDS = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
     "vocab_size": "vocab_size",
 }
 _REQUIRED = ("block_count", "feed_forward_length", "embedding_length", "attention.head_count")
@@ -100,16 +108,41 @@ def config_dict_from_gguf(file: GGUFFile) -> dict[str, Any]:
     if head_dim is not None:
         config["head_dim"] = head_dim
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    config["rope_parameters"] = _rope_parameters(file, prefix)
-    if entry.model_type == "llama":
-        config["attention_bias"] = (
-            "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors
-        )
-        config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
+    config.update(_fields_of_its_own(file, entry, config))
     for key, field in _TOKEN_IDS.items():
         if f"tokenizer.ggml.{key}" in file:
             config[field] = file.get(f"tokenizer.ggml.{key}")
     return config
+
+
+def _fields_of_its_own(
+    file: GGUFFile, entry: GGUFArchitecture, config: dict[str, Any]
+) -> dict[str, Any]:
+    """What is said in each architecture's own way, or only by which tensors there are."""
+    prefix = file.architecture
+    if entry.model_type == "gpt2":
+        return {"n_inner": config["intermediate_size"]}
+    if entry.model_type == "gemma3_text":
+        num_heads, head_dim = config["num_attention_heads"], config.get("head_dim", 256)
+        if config["num_hidden_layers"] == _GEMMA3_27B_LAYERS:
+            scalar = config["hidden_size"] // num_heads
+        else:
+            scalar = head_dim
+        local_theta = file.get(f"{prefix}.rope.freq_base_swa", 10000.0)
+        return {
+            "query_pre_attn_scalar": scalar,
+            "rope_parameters": {
+                "full_attention": _rope_parameters(file, prefix, default_theta=1e6),
+                "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+            },
+        }
+    fields: dict[str, Any] = {"rope_parameters": _rope_parameters(file, prefix)}
+    if entry.model_type == "llama":
+        fields["attention_bias"] = (
+            "blk.0.attn_output.bias" in file.tensors or "blk.0.attn_q.bias" in file.tensors
+        )
+        fields["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
+    return fields
 
 
 def generation_config_dict_from_gguf(file: GGUFFile) -> dict[str, Any]:
@@ -126,8 +159,10 @@ def generation_config_dict_from_gguf(file: GGUFFile) -> dict[str, Any]:
     return config
 
 
-def _rope_parameters(file: GGUFFile, prefix: str) -> dict[str, Any]:
-    theta = file.get(f"{prefix}.rope.freq_base", 10000.0)
+def _rope_parameters(
+    file: GGUFFile, prefix: str, default_theta: float = 10000.0
+) -> dict[str, Any]:
+    theta = file.get(f"{prefix}.rope.freq_base", default_theta)
     kind = file.get(f"{prefix}.rope.scaling.type", "none")
     if ROPE_FACTORS_TENSOR in file.tensors:
         return {"rope_theta": theta, **_llama3_parameters(file, prefix, theta)}

@@ -39,20 +39,59 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Where an architecture's modules are called otherwise.
+_GEMMA3_LAYER_NAMES = {
+    **_LAYER_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GPT2_TOP_NAMES = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_GPT2_LAYER_NAMES = {
+    "attn_norm": "ln_1",
+    "attn_qkv": "attn.c_attn",
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+# GPT-2's checkpoints keep these transposed, llama.cpp does not.
+_GPT2_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
 # Tensors that hold no weights: rope tables are worked out from the config.
 _NOT_WEIGHTS = (ROPE_FACTORS_TENSOR, ".attn_rot_embd.weight")
 
 
-def hf_weight_name(gguf_name: str) -> str | None:
+def hf_weight_name(gguf_name: str, architecture: str = "llama") -> str | None:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; None where the name is
-    not known."""
+    not known. `architecture`: llama.cpp's name."""
+    top_names, layer_names, layers = _TOP_NAMES, _LAYER_NAMES, "model.layers"
+    if architecture == "gemma3":
+        layer_names = _GEMMA3_LAYER_NAMES
+    elif architecture == "gpt2":
+        top_names, layer_names, layers = _GPT2_TOP_NAMES, _GPT2_LAYER_NAMES, "transformer.h"
     module, _, kind = gguf_name.rpartition(".")
-    if module in _TOP_NAMES:
-        return f"{_TOP_NAMES[module]}.{kind}"
+    if module in top_names:
+        return f"{top_names[module]}.{kind}"
     parts = module.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{kind}"
+    if len(parts) == 3 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in layer_names:
+        return f"{layers}.{parts[1]}.{layer_names[parts[2]]}.{kind}"
     return None
+
+
+def _as_in_checkpoints(
+    gguf_name: str, weight: torch.Tensor, architecture: str
+) -> torch.Tensor:
+    """Undo what llama.cpp's converter does to weights besides the order of q and k."""
+    if architecture == "gemma3" and gguf_name.endswith("norm.weight"):
+        return weight - 1  # stored as the factor itself
+    if architecture == "gpt2" and gguf_name.endswith(_GPT2_TRANSPOSED):
+        return weight.t()
+    return weight
 
 
 @dataclass(frozen=True)
@@ -112,10 +151,13 @@ def gguf_weights_iterator(
         for info in progress:
             ahead.append((info.name, pool.submit(_load, file, info, heads.of(info.name), dtype)))
             if len(ahead) > _TENSORS_AHEAD:
-                yield _named(*ahead.popleft())
+                yield _named(*ahead.popleft(), file.architecture)
         while ahead:
-            yield _named(*ahead.popleft())
+            yield _named(*ahead.popleft(), file.architecture)
 
 
-def _named(gguf_name: str, weight: Future[torch.Tensor]) -> tuple[str, torch.Tensor]:
-    return hf_weight_name(gguf_name) or gguf_name, weight.result()
+def _named(
+    gguf_name: str, weight: Future[torch.Tensor], architecture: str
+) -> tuple[str, torch.Tensor]:
+    name = hf_weight_name(gguf_name, architecture) or gguf_name
+    return name, _as_in_checkpoints(gguf_name, weight.result(), architecture)
