@@ -32,6 +32,9 @@ class _Benchmark:
 
 
 BENCHMARKS = {
+    "kernels": _Benchmark(
+        "vllm.benchmarks.kernels", "Attention of one layer, beside torch's, by the bandwidth."
+    ),
     "latency": _Benchmark("vllm.benchmarks.latency", "How long one batch takes, start to end."),
     "throughput": _Benchmark(
         "vllm.benchmarks.throughput", "Requests and tokens a second, all requests at once."
