@@ -108,7 +108,7 @@ class CudaPlatformBase(Platform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        set_gpu_worker(vllm_config, cls.device_name)
+        set_gpu_worker(vllm_config)
 
 
 class CudaPlatform(CudaPlatformBase):

@@ -5,27 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.utils.import_utils import module_exists
-
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 GPU_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 
 
-def set_gpu_worker(vllm_config: VllmConfig, platform_name: str) -> None:
-    """Fills in the worker and the tokens per page where they were left to the platform.
-
-    Raises:
-        ValueError: this build has no worker for GPUs.
-    """
+def set_gpu_worker(vllm_config: VllmConfig) -> None:
+    """Fills in the worker and the tokens per page where they were left to the platform."""
     parallel_config, cache_config = vllm_config.parallel_config, vllm_config.cache_config
     if parallel_config.worker_cls == "auto":
-        if not module_exists(GPU_WORKER.rpartition(".")[0]):
-            raise ValueError(
-                f"this build has no worker for {platform_name}; "
-                "VLLM_TARGET_DEVICE=cpu runs on the CPU"
-            )
         parallel_config.worker_cls = GPU_WORKER
     if cache_config.block_size is None:
         cache_config.block_size = cache_config.DEFAULT_BLOCK_SIZE
