@@ -21,6 +21,7 @@ _NOT_FLAGS = {
     "CacheConfig": {"sliding_window"},
     "SchedulerConfig": {"runner_type", "max_model_len", "is_encoder_decoder"},
     "ParallelConfig": {"data_parallel_rank", "rank"},
+    "AttentionConfig": {"backend_per_kind"},  # a part of --attention-config
     "VllmConfig": {
         "model_config", "cache_config", "parallel_config", "scheduler_config", "device_config",
         "load_config", "observability_config", "instance_id",
@@ -148,7 +149,7 @@ def test_wrong_values_are_one_line(model_dir, argv, words):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype", "fp8", "bfloat16"]),
+        (["--kv-cache-dtype", "int4"], ["--kv-cache-dtype", "int4", "bfloat16"]),
         (["--scheduling-policy", "sjf"], ["sjf", "fcfs", "priority"]),
         (["--max-model-len", "long"], ["--max-model-len", "'long'", "8k"]),
         (["--hf-overrides", "[1]"], ["--hf-overrides", "JSON object"]),

@@ -242,7 +242,8 @@ class EngineArgs:
         given = self.attention_config
         if given is None:
             return self._make(AttentionConfig)
-        if self.attention_backend is not None:
+        named = given.get("backend") if isinstance(given, dict) else given.backend
+        if self.attention_backend is not None and named is not None:
             raise ValueError(
                 "--attention-backend and --attention-config both name a backend; pass one of them"
             )
