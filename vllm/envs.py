@@ -120,6 +120,12 @@ def is_set(name: str) -> bool:
     return name in os.environ
 
 
+def unknown_variables() -> list[str]:
+    """VLLM_* variables that are set and have no effect here."""
+    names = (name for name in os.environ if name.startswith("VLLM_"))
+    return sorted(name for name in names if name not in environment_variables)
+
+
 def set_for_children(name: str, value: str) -> None:
     """Sets variable `name` here and in every process started from here."""
     if name not in environment_variables:

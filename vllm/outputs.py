@@ -55,6 +55,9 @@ class RequestOutput:
         self.finished |= next_output.finished
         self.metrics = next_output.metrics
         self.kv_transfer_params = next_output.kv_transfer_params
+        if self.prompt_logprobs is None:
+            # Told once by each completion; the one that was taken in first may have told it before.
+            self.prompt_logprobs = next_output.prompt_logprobs
         by_index = {output.index: i for i, output in enumerate(self.outputs)}
         for later in next_output.outputs:
             place = by_index.get(later.index)

@@ -68,7 +68,7 @@ def test_version():
         (["srve"], ["invalid choice: 'srve'", "serve"]),
         (["serve", "--max-model-length", "1"], ["unknown flag", "did you mean --max-model-len?"]),
         (["serve", "--enable-lora"], ["--enable-lora is not supported by this build"]),
-        (["serve", "--ssl-keyfile", "x"], ["--ssl-keyfile is not supported by this build"]),
+        (["serve", "--uds", "x"], ["--uds is not supported by this build"]),
         (["serve", "a", "b"], ["unexpected argument 'b'"]),
         (["serve", "a", "--model", "b"], ["two models are named", "'a'", "'b'"]),
         (["serve", "/nowhere"], ["'/nowhere' does not exist"]),

@@ -80,6 +80,11 @@ class ModelConfig:
     model_impl: ModelImpl = "auto"
     """Whose code runs the model. vllm: this project's own; transformers: Transformers', with this
     project's attention; auto: our own where the architecture has it."""
+    logits_processors: list[str | type] | None = None
+    """Logits processors besides those of installed packages: classes, or names of the form
+    package.module:Class."""
+    download_dir: str | None = None
+    """Folder of the hub's cache; left out: Hugging Face's own."""
     original_max_model_len: int | None = field(init=False, default=None)
     """`max_model_len` as it was given; set by the constructor."""
     hf_config_dict: dict[str, Any] = field(init=False, default_factory=dict)
@@ -90,11 +95,13 @@ class ModelConfig:
         from vllm.transformers_utils.embedded import resolve_model
 
         given = self.model
-        self.model = resolve_model(self.model, self.revision)
+        self.model = resolve_model(self.model, self.revision, self.download_dir)
         self.tokenizer = self.tokenizer or self.model
         self.served_model_name = get_served_model_name(given or self.model, self.served_model_name)
         self.hf_config_dict = get_config_dict(
-            self.hf_config_path or self.model, revision=self.revision
+            self.hf_config_path or self.model,
+            revision=self.revision,
+            download_dir=self.download_dir,
         )
         self.hf_config_dict.update(self.hf_overrides)
         self._verify_architecture()
@@ -145,7 +152,14 @@ class ModelConfig:
 
     @cached_property
     def hf_config(self) -> PretrainedConfig:
-        """The config as Transformers' class. Importing that class imports torch."""
+        """The config as Transformers' class, or, for the most usual models, as an object with the
+        same fields: importing such a class takes more than a second and brings torch along."""
+        from vllm.transformers_utils.light_config import make_light_config
+
+        return make_light_config(self.hf_config_dict) or self.make_transformers_config()
+
+    def make_transformers_config(self) -> PretrainedConfig:
+        """The config as Transformers' class."""
         from vllm.transformers_utils.config import build_hf_config
 
         return build_hf_config(
@@ -247,7 +261,9 @@ class ModelConfig:
         if self.generation_config == "vllm":
             return {}
         where = self.model if self.generation_config == "auto" else self.generation_config
-        return get_generation_config_dict(where, revision=self.revision)
+        return get_generation_config_dict(
+            where, revision=self.revision, download_dir=self.download_dir
+        )
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """Default sampling parameters: the model's, then `override_generation_config`."""

@@ -40,7 +40,7 @@ _CONFIG_ARGS: dict[type, tuple[str, ...]] = {
         "skip_tokenizer_init", "trust_remote_code", "revision", "code_revision",
         "tokenizer_revision", "hf_config_path", "hf_overrides", "hf_token", "quantization",
         "enforce_eager", "seed", "max_logprobs", "logprobs_mode", "generation_config",
-        "override_generation_config", "model_impl",
+        "override_generation_config", "model_impl", "logits_processors",
     ),
     LoadConfig: (
         "load_format", "download_dir", "model_loader_extra_config", "ignore_patterns",
@@ -149,6 +149,7 @@ class EngineArgs:
     generation_config: str = ModelConfig.generation_config
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     model_impl: ModelImpl = ModelConfig.model_impl
+    logits_processors: list[str | type] | None = ModelConfig.logits_processors
     attention_backend: Any = AttentionConfig.backend
     additional_config: dict[str, Any] = field(default_factory=dict)
     use_tqdm_on_load: bool = LoadConfig.use_tqdm_on_load
@@ -186,7 +187,7 @@ class EngineArgs:
 
     def create_model_config(self) -> ModelConfig:
         """Reads the model's config and resolves what was left out."""
-        return self._make(ModelConfig)
+        return self._make(ModelConfig, download_dir=self.download_dir)
 
     def create_load_config(self) -> LoadConfig:
         """Where weights come from."""

@@ -59,6 +59,12 @@ class EngineClient(Protocol):
         """
         ...
 
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Empties the prefix cache; False if requests that run keep it in use."""
+        ...
+
     def get_tokenizer(self) -> TokenizerLike | None:
         """The model's tokenizer; None where none was loaded."""
         ...

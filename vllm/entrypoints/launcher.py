@@ -7,9 +7,10 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -125,12 +126,14 @@ def make_server(
     drain_timeout_s: int,
     log_level: str = "info",
     access_log: bool = True,
+    tls: Mapping[str, Any] | None = None,
 ) -> Server:
     """A server of `app`, not yet running.
 
     Args:
         on_ready: called when requests are answered.
         drain_timeout_s: how long running requests get when the server is told to stop.
+        tls: uvicorn's options for HTTPS.
     """
     config = uvicorn.Config(
         app,
@@ -140,6 +143,8 @@ def make_server(
         timeout_graceful_shutdown=drain_timeout_s,
         lifespan="on",
         server_header=False,
+        timeout_keep_alive=int(envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE),
+        **(tls or {}),
     )
     return Server(config, on_ready)
 

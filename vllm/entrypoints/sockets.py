@@ -42,8 +42,8 @@ def _advice(error: OSError, host: str | None, port: int) -> str:
     return f"cannot listen on {where} ({error.strerror}): pass an address of this machine as --host"
 
 
-def base_url(sock: socket.socket) -> str:
+def base_url(sock: socket.socket, scheme: str = "http") -> str:
     """A URL that reaches `sock` from this machine."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

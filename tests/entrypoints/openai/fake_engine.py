@@ -70,6 +70,9 @@ class FakeEngine:
     async def abort(self, request_id) -> None:
         self.aborted.add(request_id)
 
+    async def reset_prefix_cache(self, reset_running_requests=False, reset_connector=False) -> bool:
+        return reset_running_requests or not self.running
+
     async def check_health(self) -> None:
         if self.error is not None:
             raise self.error

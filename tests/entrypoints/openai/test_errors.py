@@ -56,7 +56,15 @@ BAD_FIELDS = [
     ("stop", ["x"] * 1000), ("stop_token_ids", [10**6]), ("stop_token_ids", ["x"]),
     ("min_tokens", -1), ("min_tokens", 20), ("prompt_logprobs", 1000), ("priority", 3),
     ("priority", 2**80), ("stream", "maybe"), ("stream_options", {"include_usage": True}),
-    ("stream_options", 3), ("ignore_eos", "x"), ("cache_salt", ""), ("cache_salt", "x" * 5000),
+    ("presence_penalty", 2.1), ("frequency_penalty", -3), ("repetition_penalty", 0),
+    ("logit_bias", {"x": 1}), ("logit_bias", {"49152": 1}), ("logit_bias", [1]),
+    ("logit_bias", {"1": "x"}), ("allowed_token_ids", []), ("allowed_token_ids", [49152]),
+    ("allowed_token_ids", "x"), ("bad_words", [""]), ("bad_words", "x"),
+    ("bad_words", ["x"] * 2000), ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", 10**6),
+    ("truncate_prompt_tokens", "x"), ("logprob_token_ids", [49152]), ("logprob_token_ids", []),
+    ("vllm_xargs", [1]), ("vllm_xargs", {"a": {"b": 1}}), ("prompt_logprobs", -1),
+    ("return_token_ids", "x"), ("request_id", "x" * 129), ("request_id", "a\nb"),
+    ("echo", "maybe"), ("stream_options", 3), ("ignore_eos", "x"), ("cache_salt", ""), ("cache_salt", "x" * 5000),
 ]  # fmt: skip
 
 
@@ -72,17 +80,16 @@ def test_bad_fields(hello_server, path, name, value):
 
 
 REFUSED = {
-    "presence_penalty": 0.5, "frequency_penalty": 1, "repetition_penalty": 1.1,
-    "logit_bias": {"1": 2}, "allowed_token_ids": [1], "bad_words": ["x"], "use_beam_search": True,
-    "truncate_prompt_tokens": 5, "structured_outputs": {"json": {}}, "guided_json": {},
-    "response_format": {"type": "json_object"}, "best_of": 3, "echo": True,
-    "return_token_ids": True,
+    "use_beam_search": True, "length_penalty": 2, "structured_outputs": {"json": {}},
+    "guided_json": {}, "response_format": {"type": "json_object"}, "best_of": 3,
+    "thinking_token_budget": 5, "repetition_detection": {}, "kv_transfer_params": {},
+    "logits_processors": ["x"], "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
 REFUSED_COMPLETION = {"suffix": "x", "prompt_embeds": "AAAA"}
 REFUSED_CHAT = {
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required",
-    "functions": [{"name": "f"}], "audio": {}, "modalities": ["audio"], "chat_template": "{{ 1 }}",
-    "reasoning_effort": "high",
+    "functions": [{"name": "f"}], "audio": {}, "modalities": ["audio"], "reasoning_effort": "high",
+    "documents": [{"title": "x"}],
 }  # fmt: skip
 
 
@@ -150,6 +157,7 @@ def test_bad_messages(hello_server, messages, words):
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "messages"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
     ],
 )
 def test_chat_options_that_clash(hello_server, extra, param):

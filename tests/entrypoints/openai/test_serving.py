@@ -42,7 +42,10 @@ def test_completion(hello_server):
     body = complete(hello_server).json()
     assert body["id"].startswith("cmpl-") and body["object"] == "text_completion"
     assert body["model"] == MODEL and isinstance(body["created"], int)
-    assert body["usage"] == {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert body["usage"] == {
+        "prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3,
+        "prompt_tokens_details": None,
+    }  # fmt: skip
     (choice,) = body["choices"]
     assert (choice["index"], choice["text"], choice["finish_reason"]) == (0, "hello", "stop")
     assert choice["logprobs"] is None and choice["stop_reason"] is None
@@ -147,14 +150,20 @@ def test_fields_reach_the_engine(hello_server):
         "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "stop": "x",
         "stop_token_ids": [4], "max_tokens": 9, "min_tokens": 2, "ignore_eos": True,
         "skip_special_tokens": False, "spaces_between_special_tokens": False,
-        "include_stop_str_in_output": True, "prompt_logprobs": 1,
+        "include_stop_str_in_output": True, "prompt_logprobs": 1, "presence_penalty": 0.5,
+        "frequency_penalty": -0.5, "repetition_penalty": 1.5, "allowed_token_ids": [1, 2],
+        "bad_words": ["no"], "logprob_token_ids": [7, 8],
     }  # fmt: skip
-    complete(hello_server, **fields, logprobs=2, cache_salt="s")
+    complete(
+        hello_server, **fields, logprobs=2, cache_salt="s", logit_bias={"5": 200},
+        vllm_xargs={"a": [1, "b"]},
+    )  # fmt: skip
     _, prompt, params, _ = hello_server.engine.seen[-1]
     assert prompt["cache_salt"] == "s" and prompt["prompt"] == "hi"
     fields["stop"] = ["x"]
     assert {name: getattr(params, name) for name in fields} == fields
     assert params.logprobs == 2 and params.output_kind is RequestOutputKind.FINAL_ONLY
+    assert params.logit_bias == {5: 100.0} and params.extra_args == {"a": [1, "b"]}
     chat(hello_server, logprobs=True, top_logprobs=3, max_completion_tokens=9, max_tokens=5)
     params = hello_server.engine.seen[-1][2]
     assert (params.logprobs, params.max_tokens) == (3, 9)

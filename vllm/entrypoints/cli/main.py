@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from vllm.entrypoints.cli.config_file import apply_config_file
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.import_utils import module_exists
 from vllm.version import __version__
@@ -62,6 +63,12 @@ def main() -> None:
 def _main(argv: list[str]) -> int:
     wanted = next((arg for arg in argv if not arg.startswith("-")), None)
     parser, commands = _make_parser(wanted)
+    if wanted in commands and wanted == "serve":
+        _, command_parser = commands[wanted]
+        try:
+            apply_config_file(command_parser, argv)
+        except ValueError as error:
+            command_parser.error(str(error))
     args = parser.parse_args(argv)
     if args.subparser not in commands:
         parser.print_help()

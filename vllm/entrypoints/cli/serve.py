@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.unsupported_args import UNSUPPORTED_ENGINE_FLAGS, UNSUPPORTED_SERVER_FLAGS
 from vllm.entrypoints.cli.types import CLISubcommand
@@ -32,6 +33,7 @@ BRIEF_HELP = f"""\
                               the embedded model
   --host, --port              where to listen (default: every interface, port 8000)
   --api-key KEY               ask requests for this key
+  --config FILE               flags from a YAML file
   --served-model-name NAME    what the API calls the model
   --dtype, --max-model-len    bfloat16, float32, ...; the longest request in tokens (8k, 32K)
   --kv-cache-memory-bytes     size of the KV cache (4G)
@@ -75,6 +77,8 @@ class ServeSubcommand(CLISubcommand):
         startup_timer.record("arguments", startup_timer.began)
         if args.log_level is not None:
             set_log_level(args.log_level)
+        for name in envs.unknown_variables():
+            logger.warning("%s is set, but has no effect: this build knows no such variable", name)
         frontend = FrontendArgs.from_cli_args(args)
         from vllm.entrypoints.sockets import create_server_socket
 

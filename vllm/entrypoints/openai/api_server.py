@@ -9,9 +9,12 @@ import shlex
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
+from vllm import envs
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.chat_utils import load_chat_template
 from vllm.entrypoints.launcher import make_server, serve_http
@@ -20,12 +23,16 @@ from vllm.entrypoints.openai.errors import add_error_handlers
 from vllm.entrypoints.openai.middleware import (
     AuthenticationMiddleware,
     BodyLimitMiddleware,
+    LoadMiddleware,
+    RequestIdMiddleware,
+    ServerLoad,
     ShutdownMiddleware,
 )
-from vllm.entrypoints.openai.routes import router
+from vllm.entrypoints.openai.routes import dev_router, router
 from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
 from vllm.entrypoints.openai.serving_completion import OpenAIServingCompletion
 from vllm.entrypoints.openai.serving_models import OpenAIServingModels
+from vllm.entrypoints.openai.serving_tokenization import OpenAIServingTokenization
 from vllm.entrypoints.sockets import base_url
 from vllm.logger import init_logger
 from vllm.version import __version__
@@ -39,25 +46,50 @@ def build_app(engine_client: EngineClient, args: FrontendArgs) -> FastAPI:
     Raises:
         ValueError: `args.chat_template` names nothing that can be read.
     """
-    app = FastAPI(title="vLLM", version=__version__, lifespan=_lifespan)
+    has_docs = not args.disable_fastapi_docs
+    app = FastAPI(
+        title="vLLM",
+        version=__version__,
+        lifespan=_lifespan,
+        root_path=args.root_path,
+        **({} if has_docs else {"docs_url": None, "redoc_url": None, "openapi_url": None}),
+    )
     models = OpenAIServingModels(engine_client.model_config)
+    template = load_chat_template(args.chat_template)
+    chat = OpenAIServingChat(engine_client, models, args, chat_template=template)
     app.state.engine_client = engine_client
     app.state.serving_models = models
-    app.state.serving_completion = OpenAIServingCompletion(engine_client, models)
-    app.state.serving_chat = OpenAIServingChat(
-        engine_client,
-        models,
-        args.response_role,
-        chat_template=load_chat_template(args.chat_template),
-    )
+    app.state.serving_completion = OpenAIServingCompletion(engine_client, models, args)
+    app.state.serving_chat = chat
+    app.state.serving_tokenization = OpenAIServingTokenization(chat)
+    app.state.server_load = ServerLoad()
     app.include_router(router)
+    if envs.VLLM_SERVER_DEV_MODE:
+        logger.warning("VLLM_SERVER_DEV_MODE: clients can reset the prefix cache")
+        app.include_router(dev_router)
     add_error_handlers(app)
-    # The last one added is asked first: no key, no body.
+    _add_middleware(app, args)
+    return app
+
+
+def _add_middleware(app: FastAPI, args: FrontendArgs) -> None:
+    """The last one added is asked first: no key, no body."""
     app.add_middleware(BodyLimitMiddleware)
+    if args.enable_server_load_tracking:
+        app.add_middleware(LoadMiddleware, load=app.state.server_load)
     if args.keys:
         app.add_middleware(AuthenticationMiddleware, tokens=args.keys)
+    if args.enable_request_id_headers:
+        app.add_middleware(RequestIdMiddleware)
+    # Before the key is asked for: a browser asks without it first whether it may send it.
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=args.allowed_origins,
+        allow_credentials=args.allow_credentials,
+        allow_methods=args.allowed_methods,
+        allow_headers=args.allowed_headers,
+    )
     app.add_middleware(ShutdownMiddleware)
-    return app
 
 
 @asynccontextmanager
@@ -76,7 +108,8 @@ async def run_server(
 
     def on_ready() -> None:
         name = app.state.serving_models.names[0]
-        logger.info("ready on %s; try: %s", base_url(sock), example(base_url(sock), name, args))
+        url = base_url(sock, "https" if args.ssl_certfile else "http")
+        logger.info("ready on %s; try: %s", url, example(url + args.root_path, name, args))
 
     server = make_server(
         app,
@@ -84,8 +117,23 @@ async def run_server(
         drain_timeout_s=engine_client.vllm_config.shutdown_timeout,
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
+        tls=_tls_options(args),
     )
     return await serve_http(server, sock, engine_client)
+
+
+def _tls_options(args: FrontendArgs) -> dict[str, Any]:
+    """uvicorn's options for HTTPS; none without a certificate."""
+    if not args.ssl_certfile:
+        return {}
+    options = {
+        "ssl_certfile": args.ssl_certfile,
+        "ssl_keyfile": args.ssl_keyfile,
+        "ssl_ca_certs": args.ssl_ca_certs,
+        "ssl_cert_reqs": args.ssl_cert_reqs,
+        "ssl_ciphers": args.ssl_ciphers,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def example(url: str, model: str, args: FrontendArgs) -> str:

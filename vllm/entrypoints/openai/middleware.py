@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands before every route: the key, a bound on bodies, an answer when the server stops."""
+"""What stands before every route: the key, a bound on bodies, ids, counts, an answer when the server
+stops."""
 
 from __future__ import annotations
 
@@ -8,13 +9,18 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vllm.entrypoints.openai.errors import json_error, make_error
+from vllm.utils import random_uuid
 
 # Answered without a key: probes have none.
 LIVENESS_PATHS = frozenset({"/health", "/ping"})
+# What /load counts.
+GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+MAX_REQUEST_ID_CHARS = 128
 # Far more than any context holds; parsing keeps other requests waiting.
 MAX_BODY_BYTES = 16 << 20
 
@@ -28,7 +34,8 @@ class AuthenticationMiddleware:
         self._digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] in ("http", "websocket") and scope["path"] not in LIVENESS_PATHS
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        guarded = scope["type"] in ("http", "websocket") and path not in LIVENESS_PATHS
         if guarded and not self._is_known(scope):
             error = make_error("missing or wrong API key: send `Authorization: Bearer KEY`", 401)
             response = json_error(error, {"WWW-Authenticate": "Bearer"})
@@ -44,6 +51,57 @@ class AuthenticationMiddleware:
         # Digests, all of them: neither a key's length nor which one matched shows in the time.
         digest = hashlib.sha256(token.strip()).digest()
         return any([secrets.compare_digest(digest, known) for known in self._digests])
+
+
+class RequestIdMiddleware:
+    """Answers bear the header X-Request-Id: the request's own, or one that is made up here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = MutableHeaders(scope=scope)
+        request_id = headers.get("x-request-id", "")
+        # A bad one is refused by the route, and not sent back.
+        if not request_id or len(request_id) > MAX_REQUEST_ID_CHARS:
+            request_id = random_uuid()
+            headers.setdefault("x-request-id", request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class ServerLoad:
+    """Requests that the engine works for, from their arrival to the end of their answers."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class LoadMiddleware:
+    """Counts them in `load`."""
+
+    def __init__(self, app: ASGIApp, load: ServerLoad) -> None:
+        self.app = app
+        self._load = load
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or path not in GENERATING_PATHS:
+            await self.app(scope, receive, send)
+            return
+        self._load.value += 1
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._load.value -= 1
 
 
 class BodyLimitMiddleware:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -16,14 +16,23 @@ from vllm.entrypoints.openai.errors import error_of, json_error, make_error
 from vllm.entrypoints.openai.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.protocol.common import ErrorResponse, ModelList
 from vllm.entrypoints.openai.protocol.completion import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from vllm.entrypoints.openai.serving_chat import OpenAIServingChat
 from vllm.entrypoints.openai.serving_completion import OpenAIServingCompletion
 from vllm.entrypoints.openai.serving_models import OpenAIServingModels
+from vllm.entrypoints.openai.serving_tokenization import OpenAIServingTokenization
 from vllm.entrypoints.openai.streaming import ClientGone
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.version import __version__
 
 router = APIRouter()
+# Routes that only the server's owner should reach: with VLLM_SERVER_DEV_MODE alone.
+dev_router = APIRouter()
 
 _CLIENT_CLOSED_REQUEST = 499
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -79,6 +88,30 @@ async def create_chat_completion(request: ChatCompletionRequest, raw_request: Re
     return await _answer(handler.create_chat_completion(request, raw_request))
 
 
+@router.post(
+    "/tokenize",
+    response_model=TokenizeResponse,
+    responses=_ERRORS,
+    dependencies=[Depends(validate_json_request)],
+)
+async def tokenize(request: TokenizeRequest, raw_request: Request) -> Response:
+    """The token ids of a prompt or a conversation."""
+    handler: OpenAIServingTokenization = raw_request.app.state.serving_tokenization
+    return await _answer(handler.create_tokenize(request))
+
+
+@router.post(
+    "/detokenize",
+    response_model=DetokenizeResponse,
+    responses=_ERRORS,
+    dependencies=[Depends(validate_json_request)],
+)
+async def detokenize(request: DetokenizeRequest, raw_request: Request) -> Response:
+    """The text of token ids."""
+    handler: OpenAIServingTokenization = raw_request.app.state.serving_tokenization
+    return await _answer(handler.create_detokenize(request))
+
+
 @router.get("/v1/models", response_model=ModelList, responses={401: {"model": ErrorResponse}})
 async def show_available_models(raw_request: Request) -> ModelList:
     """The names that the model is served under."""
@@ -101,6 +134,27 @@ async def health(raw_request: Request) -> Response:
 async def ping(raw_request: Request) -> Response:
     """As `/health`, under the name that SageMaker asks for."""
     return await health(raw_request)
+
+
+@router.get("/load")
+async def get_server_load_metrics(raw_request: Request) -> JSONResponse:
+    """Requests under way, which are counted with --enable-server-load-tracking; else 0."""
+    return JSONResponse({"server_load": raw_request.app.state.server_load.value})
+
+
+@dev_router.post("/reset_prefix_cache", responses={409: {"model": ErrorResponse}})
+async def reset_prefix_cache(
+    raw_request: Request,
+    reset_running_requests: bool = Query(default=False),
+    reset_external: bool = Query(default=False),
+) -> Response:
+    """Empties the prefix cache: 200, or 409 while requests run. With `reset_running_requests` these
+    start over. `reset_external` is about a connector's cache, of which there is none."""
+    done = await _engine(raw_request).reset_prefix_cache(reset_running_requests, reset_external)
+    if done:
+        return Response(status_code=200)
+    message = "the prefix cache is in use: wait, or pass reset_running_requests=true"
+    return json_error(make_error(message, 409))
 
 
 @router.get("/version")

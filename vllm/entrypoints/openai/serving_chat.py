@@ -11,7 +11,8 @@ from fastapi import Request
 
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.chat_utils import parse_chat_messages, render_prompt
-from vllm.entrypoints.openai.logprobs import chat_logprobs, prompt_logprobs
+from vllm.entrypoints.openai.cli_args import FrontendArgs
+from vllm.entrypoints.openai.logprobs import chat_logprobs, id_of, prompt_logprobs
 from vllm.entrypoints.openai.protocol.chat import (
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -22,7 +23,8 @@ from vllm.entrypoints.openai.protocol.chat import (
     ChatMessage,
     DeltaMessage,
 )
-from vllm.entrypoints.openai.protocol.common import RequestError, StreamOptions, UsageInfo
+from vllm.entrypoints.openai.protocol.common import RequestError, StreamOptions
+from vllm.entrypoints.openai.protocol.tokenize import TokenizeRequest
 from vllm.entrypoints.openai.serving_engine import EnginePrompt, OpenAIServing
 from vllm.entrypoints.openai.serving_models import OpenAIServingModels
 from vllm.entrypoints.openai.streaming import EventStreamResponse, OutputStream, until_disconnect
@@ -36,14 +38,12 @@ class _Answer:
     id: str
     model: str
     request: ChatCompletionRequest
+    options: StreamOptions
     created: int = field(default_factory=lambda: int(time.time()))
-    prompt_tokens: int = 0
+    prompt_token_ids: list[int] = field(default_factory=list)
     completion_tokens: int = 0
+    cached_tokens: int = 0
     begun: set[int] = field(default_factory=set)
-
-    @property
-    def usage(self) -> UsageInfo:
-        return UsageInfo.of(self.prompt_tokens, self.completion_tokens)
 
 
 class OpenAIServingChat(OpenAIServing):
@@ -51,20 +51,18 @@ class OpenAIServingChat(OpenAIServing):
 
     Args:
         chat_template: takes the place of the model's own.
-        response_role: who the answer is from.
     """
 
     def __init__(
         self,
         engine_client: EngineClient,
         models: OpenAIServingModels,
-        response_role: str = "assistant",
+        args: FrontendArgs | None = None,
         *,
         chat_template: str | None = None,
     ) -> None:
-        super().__init__(engine_client, models)
+        super().__init__(engine_client, models, args)
         self.chat_template = chat_template
-        self.response_role = response_role
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Request
@@ -81,13 +79,14 @@ class OpenAIServingChat(OpenAIServing):
         self, request: ChatCompletionRequest, raw_request: Request
     ) -> ChatCompletionResponse | EventStreamResponse:
         model = self.check_request(request)
-        answer = _Answer(self.request_id("chatcmpl", raw_request), model, request)
+        request_id = self.request_id("chatcmpl", raw_request, request)
+        answer = _Answer(request_id, model, request, self.stream_options(request))
         prompt = await self._engine_prompt(request)
-        answer.prompt_tokens = len(prompt.token_ids)
+        answer.prompt_token_ids = prompt.token_ids
         param = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
         max_tokens = self.max_tokens(prompt, request.wanted_tokens, param)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
-        params = self.sampling_params(request, max_tokens, logprobs)
+        params = self.sampling_params(request, prompt, max_tokens, logprobs)
         outputs = OutputStream([self.generate(answer.id, prompt, params, request)])
         await outputs.start()
         if request.stream:
@@ -95,19 +94,42 @@ class OpenAIServingChat(OpenAIServing):
         return await self._collect(answer, outputs)
 
     async def _engine_prompt(self, request: ChatCompletionRequest) -> EnginePrompt:
-        tokenizer = self.tokenizer
+        return await self.tokenize(
+            self.render(request),
+            request.add_special_tokens,
+            "messages",
+            request.truncate_prompt_tokens,
+        )
+
+    def render(self, request: ChatCompletionRequest | TokenizeRequest) -> str:
+        """The text that the template makes of the conversation.
+
+        Raises:
+            RequestError: it makes none of it, or the request brings a template of its own and the
+                server does not trust it.
+        """
+        if request.chat_template is not None and not self.args.trust_request_chat_template:
+            raise RequestError(
+                "chat_template is code, and this server runs none that requests bring: start it "
+                "with --trust-request-chat-template, or leave the field out",
+                param="chat_template",
+            )
+        template_kwargs = {
+            **self.args.default_chat_template_kwargs, **(request.chat_template_kwargs or {}),
+        }  # fmt: skip
         try:
-            text = render_prompt(
-                tokenizer,
-                parse_chat_messages(request.messages),
-                chat_template=self.chat_template,
+            return render_prompt(
+                self.tokenizer,
+                parse_chat_messages(request.messages or []),
+                chat_template=request.chat_template or self.chat_template,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
-                template_kwargs=request.chat_template_kwargs,
+                template_kwargs=template_kwargs,
             )
+        except RequestError:
+            raise
         except ValueError as error:
             raise RequestError(str(error), param="messages") from error
-        return await self.tokenize(text, request.add_special_tokens, "messages")
 
     async def _collect(self, answer: _Answer, outputs: OutputStream) -> ChatCompletionResponse:
         final: RequestOutput | None = None
@@ -118,87 +140,119 @@ class OpenAIServingChat(OpenAIServing):
             await outputs.aclose()
         assert final is not None
         answer.completion_tokens = sum(len(output.token_ids) for output in final.outputs)
+        answer.cached_tokens = final.num_cached_tokens or 0
         return ChatCompletionResponse(
             id=answer.id,
             created=answer.created,
             model=answer.model,
             choices=[self._choice(answer.request, output) for output in final.outputs],
-            usage=answer.usage,
+            usage=self._usage(answer),
             prompt_logprobs=prompt_logprobs(final.prompt_logprobs),
+            prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else None,
         )
+
+    def _usage(self, answer: _Answer):
+        prompt_tokens = len(answer.prompt_token_ids)
+        return self.usage(prompt_tokens, answer.completion_tokens, answer.cached_tokens)
 
     def _role(self, request: ChatCompletionRequest) -> str:
         """A continued message stays its author's."""
         last = request.messages[-1]
-        return last["role"] if request.continue_final_message else self.response_role
+        return last["role"] if request.continue_final_message else self.args.response_role
+
+    def _echoed_text(self, request: ChatCompletionRequest) -> str:
+        """With `echo`: the last message, if the answer goes on with it or has the same role."""
+        last = parse_chat_messages(request.messages)[-1]
+        return last["content"] if request.echo and last["role"] == self._role(request) else ""
 
     def _choice(
         self, request: ChatCompletionRequest, output: CompletionOutput
     ) -> ChatCompletionResponseChoice:
+        text = self._echoed_text(request) + output.text
         return ChatCompletionResponseChoice(
             index=output.index,
-            message=ChatMessage(role=self._role(request), content=output.text),
-            logprobs=_logprobs(request, output),
+            message=ChatMessage(role=self._role(request), content=text),
+            logprobs=self._logprobs(request, output),
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            token_ids=list(output.token_ids) if request.return_token_ids else None,
         )
 
     async def _stream(
         self, answer: _Answer, outputs: OutputStream
     ) -> AsyncIterator[ChatCompletionStreamResponse]:
         """First every choice's role, as its first output comes, then what it says."""
-        options = answer.request.stream_options or StreamOptions()
+        request, options = answer.request, answer.options
         continuous = options.continuous_usage_stats
         async for _, output in outputs:
+            answer.cached_tokens = output.num_cached_tokens or 0
             for piece in output.outputs:
                 if piece.index not in answer.begun:
+                    yield self._first_chunk(answer, piece.index)
                     answer.begun.add(piece.index)
-                    first = DeltaMessage(role=self._role(answer.request), content="")
-                    choice = ChatCompletionResponseStreamChoice(
-                        index=piece.index, delta=first, logprobs=None, finish_reason=None
-                    )
-                    yield _chunk(answer, [choice], continuous)
                 answer.completion_tokens += len(piece.token_ids)
+                says = piece.text or piece.finished() or piece.logprobs
                 # Nothing to say yet: what is held back may become a stop string or a character.
-                if piece.text or piece.finished() or piece.logprobs:
-                    yield _chunk(answer, [_stream_choice(answer.request, piece)], continuous)
+                if says or (request.return_token_ids and piece.token_ids):
+                    choice = self._stream_choice(request, piece)
+                    yield self._chunk(answer, [choice], continuous)
         if options.include_usage:
-            yield _chunk(answer, [], True)
+            yield self._chunk(answer, [], True)
 
+    def _first_chunk(self, answer: _Answer, index: int) -> ChatCompletionStreamResponse:
+        """The role, and what is echoed."""
+        delta = DeltaMessage(
+            role=self._role(answer.request), content=self._echoed_text(answer.request)
+        )
+        choice = ChatCompletionResponseStreamChoice(
+            index=index, delta=delta, logprobs=None, finish_reason=None
+        )
+        chunk = self._chunk(answer, [choice], answer.options.continuous_usage_stats)
+        if answer.request.return_token_ids and not answer.begun:
+            chunk.prompt_token_ids = answer.prompt_token_ids
+        return chunk
 
-def _stream_choice(
-    request: ChatCompletionRequest, piece: CompletionOutput
-) -> ChatCompletionResponseStreamChoice:
-    delta = DeltaMessage(content=piece.text) if piece.text else DeltaMessage()
-    choice = ChatCompletionResponseStreamChoice(
-        index=piece.index,
-        delta=delta,
-        logprobs=_logprobs(request, piece),
-        finish_reason=piece.finish_reason,
-    )
-    if piece.finished():
-        choice.stop_reason = piece.stop_reason
-    return choice
+    def _stream_choice(
+        self, request: ChatCompletionRequest, piece: CompletionOutput
+    ) -> ChatCompletionResponseStreamChoice:
+        delta = DeltaMessage(content=piece.text) if piece.text else DeltaMessage()
+        choice = ChatCompletionResponseStreamChoice(
+            index=piece.index,
+            delta=delta,
+            logprobs=self._logprobs(request, piece),
+            finish_reason=piece.finish_reason,
+        )
+        if piece.finished():
+            choice.stop_reason = piece.stop_reason
+        if request.return_token_ids:
+            choice.token_ids = list(piece.token_ids)
+        return choice
 
+    def _chunk(
+        self,
+        answer: _Answer,
+        choices: list[ChatCompletionResponseStreamChoice],
+        with_usage: bool,
+    ) -> ChatCompletionStreamResponse:
+        chunk = ChatCompletionStreamResponse(
+            id=answer.id,
+            object="chat.completion.chunk",
+            created=answer.created,
+            model=answer.model,
+            choices=choices,
+        )
+        if with_usage:
+            chunk.usage = self._usage(answer)
+        elif answer.options.include_usage:
+            chunk.usage = None
+        return chunk
 
-def _chunk(
-    answer: _Answer, choices: list[ChatCompletionResponseStreamChoice], with_usage: bool
-) -> ChatCompletionStreamResponse:
-    chunk = ChatCompletionStreamResponse(
-        id=answer.id,
-        object="chat.completion.chunk",
-        created=answer.created,
-        model=answer.model,
-        choices=choices,
-    )
-    if with_usage:
-        chunk.usage = answer.usage
-    elif answer.request.stream_options is not None and answer.request.stream_options.include_usage:
-        chunk.usage = None
-    return chunk
-
-
-def _logprobs(request: ChatCompletionRequest, output: CompletionOutput) -> ChatLogProbs | None:
-    if not request.logprobs or output.logprobs is None:
-        return None
-    return chat_logprobs(output.token_ids, output.logprobs, request.top_logprobs or 0)
+    def _logprobs(
+        self, request: ChatCompletionRequest, output: CompletionOutput
+    ) -> ChatLogProbs | None:
+        named = request.logprob_token_ids
+        if output.logprobs is None or not (request.logprobs or named):
+            return None
+        wanted = (request.top_logprobs or 0) if named is None else len(named)
+        name = id_of if self.shows_token_ids(request) else None
+        return chat_logprobs(output.token_ids, output.logprobs, wanted, name)

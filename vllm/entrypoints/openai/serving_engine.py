@@ -12,7 +12,14 @@ from typing import Any
 from fastapi import Request
 
 from vllm.engine.protocol import EngineClient
-from vllm.entrypoints.openai.protocol.common import GenerationRequest, RequestError
+from vllm.entrypoints.openai.cli_args import FrontendArgs
+from vllm.entrypoints.openai.middleware import MAX_REQUEST_ID_CHARS
+from vllm.entrypoints.openai.protocol.common import (
+    GenerationRequest,
+    RequestError,
+    StreamOptions,
+    UsageInfo,
+)
 from vllm.entrypoints.openai.serving_models import OpenAIServingModels
 from vllm.inputs import TokensPrompt
 from vllm.logger import init_logger
@@ -20,15 +27,20 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
 from vllm.utils import random_uuid
+from vllm.v1.engine.input_processor import truncate_prompt
 
 logger = init_logger(__name__)
 
-MAX_REQUEST_ID_CHARS = 128
 # Texts shorter than this are tokenised where they are: a thread costs more.
 _INLINE_CHARS = 4096
 # Choices of one HTTP request, over all its prompts: each is a request of the engine.
 MAX_CHOICES = 8192
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "max_tokens")
+# Logprobs of one prompt and its choices: each takes some 100 bytes while the request runs.
+MAX_LOGPROBS = 1 << 24
+_SAMPLING_DEFAULTS = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "max_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,19 +63,21 @@ class Context:
 class OpenAIServing:
     """The engine, the model's names, and the steps from prompt to engine request."""
 
-    def __init__(self, engine_client: EngineClient, models: OpenAIServingModels) -> None:
+    def __init__(
+        self,
+        engine_client: EngineClient,
+        models: OpenAIServingModels,
+        args: FrontendArgs | None = None,
+    ) -> None:
         self.engine_client = engine_client
         self.models = models
+        self.args = args or FrontendArgs()
         self.default_sampling_params = self._defaults()
 
     def _defaults(self) -> dict[str, Any]:
         """The model's own sampling defaults, so far as the server has them."""
         given = self.engine_client.model_config.get_diff_sampling_param()
-        ignored = {
-            name: value
-            for name, value in given.items()
-            if name not in _SAMPLING_DEFAULTS and not (name == "repetition_penalty" and value == 1)
-        }
+        ignored = {n: value for n, value in given.items() if n not in _SAMPLING_DEFAULTS}
         if ignored:
             logger.warning_once(
                 "sampling defaults of the model that are not supported have no effect: %s",
@@ -125,34 +139,41 @@ class OpenAIServing:
     def _max_chars_per_token(self) -> int:
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
-    async def tokenize(self, text: str, add_special_tokens: bool, param: str) -> EnginePrompt:
-        """A text's token ids.
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """A text's token ids, whatever its length."""
+        encode = self.tokenizer.encode
+        if len(text) < _INLINE_CHARS:
+            return encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(encode, text, add_special_tokens=add_special_tokens)
+
+    async def tokenize(
+        self, text: str, add_special_tokens: bool, param: str, truncate_to: int | None = None
+    ) -> EnginePrompt:
+        """A text as a prompt; of its tokens the last `truncate_to` (see `truncate_prompt`).
 
         Raises:
             RequestError: it has none, or surely more than the context.
         """
-        tokenizer = self.tokenizer
         limit = self.context.max_model_len
         # A text of megabytes would keep a core busy only to be refused.
-        if len(text) > limit and len(text) > limit * self._max_chars_per_token:
+        is_long = len(text) > limit and len(text) > limit * self._max_chars_per_token
+        if is_long and truncate_to is None:
             raise RequestError(
                 f"{param} is too long: {len(text)} characters are more than this model's maximum "
                 f"context length of {limit} tokens can hold",
                 param=param,
             )
-        if len(text) < _INLINE_CHARS:
-            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        else:
-            ids = await asyncio.to_thread(
-                tokenizer.encode, text, add_special_tokens=add_special_tokens
-            )
+        ids = await self.encode(text, add_special_tokens)
         if not ids:
             message = f"{param} is empty: the tokenizer makes no tokens of it"
             raise RequestError(message, param=param)
-        return EnginePrompt(ids, text)
+        kept = truncate_prompt(ids, truncate_to, limit)
+        return EnginePrompt(kept, text if len(kept) == len(ids) else None)
 
-    def check_token_ids(self, token_ids: list[int]) -> EnginePrompt:
-        """A prompt of token ids.
+    def check_token_ids(
+        self, token_ids: list[int], truncate_to: int | None = None, param: str = "prompt"
+    ) -> EnginePrompt:
+        """A prompt of token ids, or of the last `truncate_to` of them.
 
         Raises:
             RequestError: an id the model does not have.
@@ -161,10 +182,10 @@ class OpenAIServing:
         wrong = next((t for t in (min(token_ids), max(token_ids)) if not 0 <= t < size), None)
         if wrong is not None:
             raise RequestError(
-                f"prompt holds the token id {wrong}, but the model has ids from 0 to {size - 1}",
-                param="prompt",
+                f"{param} holds the token id {wrong}, but the model has ids from 0 to {size - 1}",
+                param=param,
             )
-        return EnginePrompt(token_ids)
+        return EnginePrompt(truncate_prompt(token_ids, truncate_to, self.context.max_model_len))
 
     def max_tokens(
         self, prompt: EnginePrompt, asked: int | None, param: str, is_default: bool = False
@@ -196,24 +217,32 @@ class OpenAIServing:
 
     # -- engine requests -----------------------------------------------------------------------
 
-    def request_id(self, prefix: str, raw_request: Request | None) -> str:
-        """`prefix-` and the client's X-Request-Id, or one of our own.
+    def request_id(
+        self, prefix: str, raw_request: Request | None, request: GenerationRequest
+    ) -> str:
+        """`prefix-` and the client's X-Request-Id, or its field `request_id`, or one of our own.
 
         Raises:
-            RequestError: the header is too long or not printable.
+            RequestError: it is too long or not printable.
         """
         given = raw_request.headers.get("x-request-id") if raw_request is not None else None
+        param = "X-Request-Id" if given else "request_id"
+        given = given or request.request_id
         if not given:
             return f"{prefix}-{random_uuid()}"
         if len(given) > MAX_REQUEST_ID_CHARS or not (given.isascii() and given.isprintable()):
             raise RequestError(
-                f"X-Request-Id must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters",
-                param="X-Request-Id",
+                f"{param} must be at most {MAX_REQUEST_ID_CHARS} printable ASCII characters",
+                param=param,
             )
         return f"{prefix}-{given}"
 
     def sampling_params(
-        self, request: GenerationRequest, max_tokens: int, logprobs: int | None
+        self,
+        request: GenerationRequest,
+        prompt: EnginePrompt,
+        max_tokens: int,
+        logprobs: int | None,
     ) -> SamplingParams:
         """The request's sampling parameters, checked against the model.
 
@@ -222,7 +251,44 @@ class OpenAIServing:
         """
         params = request.sampling_params(max_tokens, logprobs, self.default_sampling_params)
         params.verify(self.engine_client.model_config)
+        self._bound_logprobs(params, len(prompt.token_ids))
         return params
+
+    def _bound_logprobs(self, params: SamplingParams, num_prompt_tokens: int) -> None:
+        def entries(wanted: int | None, positions: int) -> int:
+            if wanted is None:
+                return 0
+            return positions * (1 + (self.context.vocab_size if wanted == -1 else wanted))
+
+        of_output = entries(params.num_logprobs, params.n * (params.max_tokens or 0))
+        of_prompt = entries(params.prompt_logprobs, params.n * num_prompt_tokens)
+        if of_output + of_prompt > MAX_LOGPROBS:
+            name = "logprobs" if of_output >= of_prompt else "prompt_logprobs"
+            raise RequestError(
+                f"{name}: {of_output + of_prompt} logprobs are more than the {MAX_LOGPROBS} that "
+                "one request may ask for: ask for fewer at each position, for fewer tokens, or for "
+                "a smaller n",
+                param=name,
+            )
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def stream_options(self, request: GenerationRequest) -> StreamOptions:
+        """What a stream has besides its pieces."""
+        options = request.stream_options or StreamOptions()
+        if self.args.enable_force_include_usage:
+            options = options.model_copy(update={"include_usage": True})
+        return options
+
+    def usage(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> UsageInfo:
+        """The numbers as an answer tells them."""
+        details = cached_tokens if self.args.enable_prompt_tokens_details else None
+        return UsageInfo.of(prompt_tokens, completion_tokens, details)
+
+    def shows_token_ids(self, request: GenerationRequest) -> bool:
+        """Whether logprobs name tokens as `token_id:5` rather than by their text."""
+        asked = request.return_tokens_as_token_ids
+        return self.args.return_tokens_as_token_ids if asked is None else asked
 
     def generate(
         self,

@@ -14,6 +14,7 @@ from vllm.entrypoints.openai.protocol.common import (
     Int32,
     Int64,
     RequestError,
+    Text,
     UsageInfo,
 )
 
@@ -33,7 +34,6 @@ class ChatCompletionRequest(GenerationRequest):
         "reasoning_effort": ("none",),
         "web_search_options": (),
         "documents": ([],),
-        "chat_template": (),
         "media_io_kwargs": ({},),
     }
 
@@ -45,6 +45,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
@@ -101,6 +102,7 @@ class ChatCompletionResponseChoice(BaseModel):
     logprobs: ChatLogProbs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionResponse(BaseModel):
@@ -114,6 +116,7 @@ class ChatCompletionResponse(BaseModel):
     system_fingerprint: str | None = None
     usage: UsageInfo
     prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class DeltaMessage(BaseModel):
@@ -131,6 +134,7 @@ class ChatCompletionResponseStreamChoice(BaseModel):
     logprobs: ChatLogProbs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionStreamResponse(BaseModel):
@@ -142,3 +146,4 @@ class ChatCompletionStreamResponse(BaseModel):
     model: str
     choices: list[ChatCompletionResponseStreamChoice]
     usage: UsageInfo | None = None
+    prompt_token_ids: list[int] | None = None

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from vllm.logger import init_logger
-from vllm.sampling_params import MAX_N, RequestOutputKind, SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams, logit_bias_by_id
 
 logger = init_logger(__name__)
 
@@ -57,6 +57,9 @@ def valid_text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(valid_text)]
+# What a logits processor may be told by a request.
+_XArgItem = Text | Int64 | float
+XArg = _XArgItem | list[_XArgItem]
 
 
 class ErrorInfo(BaseModel):
@@ -74,20 +77,34 @@ class ErrorResponse(BaseModel):
     error: ErrorInfo
 
 
+class PromptTokenUsageInfo(BaseModel):
+    """Of the prompt's tokens, those found in the prefix cache."""
+
+    cached_tokens: int | None = None
+
+
 class UsageInfo(BaseModel):
-    """Tokens of a request, over all its prompts and choices."""
+    """Tokens of a request, over all its prompts and choices. `prompt_tokens_details` only with
+    --enable-prompt-tokens-details."""
 
     prompt_tokens: int = 0
     total_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptTokenUsageInfo | None = None
 
     @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int) -> UsageInfo:
-        """The two numbers and their sum."""
+    def of(
+        cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None
+    ) -> UsageInfo:
+        """The two numbers and their sum; `cached_tokens` None: no details."""
+        details = None
+        if cached_tokens is not None:
+            details = PromptTokenUsageInfo(cached_tokens=cached_tokens)
         return cls(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=details,
         )
 
 
@@ -117,8 +134,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(BaseModel):
-    """The fields of a request for text, whatever its prompt looks like.
+class RequestFields(BaseModel):
+    """The fields of any request.
 
     Fields that OpenAI or upstream know and this server does not are refused where they are given
     anything but their default (`REFUSED`); other unknown fields are ignored, as upstream does,
@@ -128,57 +145,10 @@ class GenerationRequest(BaseModel):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     # Field -> values that change nothing. None never does.
-    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
-        "repetition_penalty": (1,),
-        "logit_bias": ({},),
-        "allowed_token_ids": ([],),
-        "bad_words": ([],),
-        "use_beam_search": (False,),
-        "length_penalty": (1,),
-        "truncate_prompt_tokens": (),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "logits_processors": ([],),
-        "kv_transfer_params": (),
-        "vllm_xargs": ({},),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
-        "thinking_token_budget": (),
-        "mm_processor_kwargs": ({},),
-        "echo": (False,),
-        "best_of": (1,),
-        "data_parallel_rank": (),
-    }
-
-    model: str | None = None
-    n: int = Field(default=1, ge=1, le=MAX_N)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    seed: Int64 | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[Int32] | None = None
-    min_tokens: Int64 = Field(default=0, ge=0)
-    ignore_eos: bool = False
-    prompt_logprobs: Int32 | None = None
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    priority: Int64 = 0
-    cache_salt: Text | None = Field(default=None, min_length=1, max_length=1024)
-    user: str | None = None
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @model_validator(mode="after")
-    def _refuse_what_is_not_built(self) -> GenerationRequest:
+    def _refuse_what_is_not_built(self) -> RequestFields:
         extra = self.model_extra or {}
         for name, value in extra.items():
             if name in self.REFUSED and value is not None and value not in self.REFUSED[name]:
@@ -187,6 +157,64 @@ class GenerationRequest(BaseModel):
         if ignored:
             logger.debug("fields of a request were ignored: %s", ", ".join(ignored)[:500])
         return self
+
+
+class GenerationRequest(RequestFields):
+    """The fields of a request for text, whatever its prompt looks like."""
+
+    REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "logits_processors": ([],),
+        "kv_transfer_params": (),
+        "thinking_token_budget": (),
+        "repetition_detection": (),
+        "lora_request": (),
+        "ec_transfer_params": (),
+        "mm_processor_kwargs": ({},),
+        "best_of": (1,),
+        "data_parallel_rank": (),
+    }
+
+    model: str | None = None
+    n: Int64 = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Int32] | None = None
+    bad_words: list[Text] | None = None
+    seed: Int64 | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[Int32] | None = None
+    min_tokens: Int64 = Field(default=0, ge=0)
+    ignore_eos: bool = False
+    prompt_logprobs: Int32 | None = None
+    logprob_token_ids: list[Int32] | None = None
+    truncate_prompt_tokens: Int64 | None = None
+    echo: bool = False
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: Int64 = 0
+    cache_salt: Text | None = Field(default=None, min_length=1, max_length=1024)
+    request_id: Text | None = None
+    user: str | None = None
+    vllm_xargs: dict[Text, XArg] | None = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationRequest:
@@ -221,6 +249,12 @@ class GenerationRequest(BaseModel):
             top_p=chosen(self.top_p, "top_p", DEFAULT_TOP_P),
             top_k=chosen(self.top_k, "top_k", DEFAULT_TOP_K),
             min_p=chosen(self.min_p, "min_p", DEFAULT_MIN_P),
+            presence_penalty=chosen(self.presence_penalty, "presence_penalty", 0.0),
+            frequency_penalty=chosen(self.frequency_penalty, "frequency_penalty", 0.0),
+            repetition_penalty=chosen(self.repetition_penalty, "repetition_penalty", 1.0),
+            logit_bias=logit_bias_by_id(self.logit_bias) if self.logit_bias else None,
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
             seed=self.seed,
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
@@ -228,9 +262,14 @@ class GenerationRequest(BaseModel):
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self._wanted_prompt_logprobs(logprobs),
+            logprob_token_ids=self.logprob_token_ids,
             skip_special_tokens=self.skip_special_tokens,
             spaces_between_special_tokens=self.spaces_between_special_tokens,
             include_stop_str_in_output=self.include_stop_str_in_output,
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
+            extra_args=self.vllm_xargs,
         )
+
+    def _wanted_prompt_logprobs(self, logprobs: int | None) -> int | None:
+        return self.prompt_logprobs

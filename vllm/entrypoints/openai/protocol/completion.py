@@ -45,6 +45,17 @@ class CompletionRequest(GenerationRequest):
     logprobs: Int32 | None = None
     add_special_tokens: bool = True
 
+    def _wanted_prompt_logprobs(self, logprobs: int | None) -> int | None:
+        """With `echo`, logprobs are asked of the prompt as well."""
+        if self.prompt_logprobs is None and self.echo:
+            return logprobs
+        return self.prompt_logprobs
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether nothing but the prompt is wanted."""
+        return self.echo and self.max_tokens == 0
+
     @field_validator("prompt")
     @classmethod
     def _check_prompt(cls, prompt: Any) -> Prompt:
@@ -100,13 +111,16 @@ class CompletionLogProbs(BaseModel):
 
 
 class CompletionResponseChoice(BaseModel):
-    """One completion. `stop_reason`: the stop string or stop token id, None for others."""
+    """One completion. `stop_reason`: the stop string or stop token id, None for others. The token
+    ids are told with `return_token_ids`."""
 
     index: int
     text: str
     logprobs: CompletionLogProbs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[int, dict[str, Any]] | None] | None = None
 
 
@@ -130,6 +144,8 @@ class CompletionResponseStreamChoice(BaseModel):
     logprobs: CompletionLogProbs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionStreamResponse(BaseModel):
