@@ -41,7 +41,7 @@ class TransformersForCausalLM(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.model_config = vllm_config.model_config
-        self.config: PretrainedConfig = self.model_config.hf_config
+        self.config = self.model_config.make_transformers_config()
         self.name = "/".join(self.model_config.architectures)
         try:
             _check_config(self.config, self.model_config)
