@@ -12,7 +12,7 @@ import os
 # torch's OpenMP threads wait for each other by spinning, for about 5 ms unless told otherwise. A
 # forward pass on a CPU has hundreds of short parallel regions; where another process wants a core
 # (the API server does), every one of them would spin away the time slice its peer needs.
-_SPINS = "2000"
+_SPINS = "1000"
 
 # Names set here, not by the user: a process that runs another library's engine takes them back.
 changed: list[str] = []

@@ -329,6 +329,18 @@ class Platform:
             cls._device_module().empty_cache()
 
     @classmethod
+    def zeroed_bytes(cls, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """(num_bytes,) int8 zeros on `device`: the memory of a KV cache. On a CPU the host gives a
+        page of memory when it is first written, so that an unused cache takes none."""
+        import torch
+
+        if cls.device_type == "cpu":
+            import numpy as np
+
+            return torch.from_numpy(np.zeros(num_bytes, dtype=np.int8))
+        return torch.zeros(num_bytes, dtype=torch.int8, device=device)
+
+    @classmethod
     def mem_get_info(cls, device: torch.device | None = None) -> tuple[int, int]:
         """(free, total) bytes of the device's memory; on a CPU the host's, cgroup limits heeded."""
         if cls.device_type == "cpu":

@@ -11,6 +11,7 @@ import torch
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layer_index import count_attention_modules
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
 from vllm.v1.attention.kv_cache_plan import backend_layout, plan_attention_cache, plan_layer
 from vllm.v1.kv_cache_geometry import KVCacheGeometry, align
@@ -70,7 +71,7 @@ def _allocate_kv_cache(
         tensor = pools.get(stride)
         if tensor is None:
             size = kv_cache_config.num_blocks * stride if stride else allocation.size
-            tensor = torch.zeros(size, dtype=torch.int8, device=device)
+            tensor = current_platform.zeroed_bytes(size, device)
             if stride:
                 pools[stride] = tensor
         raw.update(dict.fromkeys(allocation.shared_by, tensor))
