@@ -33,7 +33,7 @@ help:
 
 install:
 	$(need_python)
-	@"$(PYTHON)" tools/venv.py --venv "$(VENV)"
+	@"$(PYTHON)" .ci/venv.py --venv "$(VENV)"
 
 # exec: the server takes the shell's place, so that signals and its exit status pass straight through.
 serve: install
@@ -41,7 +41,7 @@ serve: install
 
 test-install:
 	$(need_python)
-	@"$(PYTHON)" tools/venv.py --venv "$(VENV)" --extra test
+	@"$(PYTHON)" .ci/venv.py --venv "$(VENV)" --extra test
 
 test: test-install
 	@exec timeout --foreground --signal=INT --kill-after=60 $(TEST_SECONDS) \

@@ -72,7 +72,7 @@ def tracked_files() -> tuple[Path, ...]:
     if listing.returncode == 0:
         files = [ROOT / name for name in listing.stdout.splitlines()]  # some may be deleted
     else:
-        folders = ("vllm", "tests", "docs", "examples", "tools", ".buildkite", ".ci")
+        folders = ("vllm", "tests", "docs", "examples", ".buildkite", ".ci")
         files = [*ROOT.glob("*.*"), ROOT / "Makefile"]
         files += [path for folder in folders for path in (ROOT / folder).rglob("*")]
     return tuple(path for path in files if path.is_file() and "__pycache__" not in path.parts)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the virtual environment that the Makefile runs in; returns at once where all is done.
 
-    python3 tools/venv.py [--venv .venv] [--extra test]
+    python3 .ci/venv.py [--venv .venv] [--extra test]
 
 Environment: TORCH is what pip is asked for (default: torch==2.13.0), TORCH_INDEX an index to take
 it from instead of pip's own. Runs on any Python 3, so that it can tell an old one what is wrong.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tools" / "venv.py"
+SCRIPT = ROOT / ".ci" / "venv.py"
 
 
 @pytest.fixture
