@@ -14,7 +14,7 @@ from unittest import mock
 @dataclass(frozen=True)
 class Job:
     """An engine and its requests. Without `align` layers keep the layout of their backend; without
-    `check` nobody looks whether they collide."""
+    `check` nobody looks whether they collide. kernel_blocks: tokens in a kernel block of a backend."""
 
     model: str
     prompts: list[list[int]]
@@ -22,6 +22,7 @@ class Job:
     engine_args: dict = field(default_factory=dict)
     backend_per_kind: dict[str, str] = field(default_factory=dict)
     layout: str = "NHD"
+    kernel_blocks: dict[str, int] = field(default_factory=dict)
     align: bool = True
     check: bool = True
 
@@ -40,6 +41,7 @@ class Result:
 
 def run(job: Job) -> Result:
     from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.backends.utils import set_kv_cache_layout
     from vllm.v1.kv_cache_geometry import Allocation
     from vllm.v1.worker.gpu import attn_utils
@@ -51,6 +53,12 @@ def run(job: Job) -> Result:
             patches.enter_context(mock.patch.object(attn_utils, name))
         if not job.check:
             patches.enter_context(mock.patch.object(Allocation, "check"))
+        for name, tokens in job.kernel_blocks.items():
+            backend = AttentionBackendEnum[name].get_class()
+            sizes = staticmethod(lambda tokens=tokens: [tokens])
+            patches.enter_context(
+                mock.patch.object(backend, "get_supported_kernel_block_sizes", sizes)
+            )
         try:
             return _generate(job, current_platform.device_name)
         except ValueError as error:

@@ -151,6 +151,16 @@ def test_every_pair_of_backends_over_one_allocation(machines, case):
         assert result.tokens == case.expected, pair
 
 
+def test_pages_of_several_kernel_blocks(machines, case):
+    """Kernel blocks of 4 tokens in one group, 2 or 8 in the other: block ids of one are not those of
+    the other, pages are."""
+    pairs = [(full, "ROCM_ATTN") for full in ("TRITON_ATTN", "TRITON_ATTN HND", "CPU_ATTN")]
+    sizes = [{"ROCM_ATTN": 4}, {"ROCM_ATTN": 2, "TRITON_ATTN": 4}, {"CPU_ATTN": 4}]
+    jobs = [case.mixed(*pair, kernel_blocks=size) for pair, size in zip(pairs, sizes)]
+    for job, result in zip(jobs, machines["rocm"].run(*jobs)):
+        assert result.tokens == case.expected, (job.kernel_blocks, result.error)
+
+
 def test_every_pair_of_backends_that_cuda_has(machines, case):
     pairs = [pair for pair in PAIRS if "ROCM_ATTN" not in pair]
     for pair, result in zip(pairs, machines["cuda"].run(*(case.mixed(*pair) for pair in pairs))):

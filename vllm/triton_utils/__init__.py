@@ -4,6 +4,7 @@ imported. `HAS_TRITON` says which."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from vllm.utils.import_utils import module_exists
@@ -31,6 +32,7 @@ else:
     triton = tl = _Missing()
 
 
+@cache
 def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on the host, as TRITON_INTERPRET=1 asks for."""
 
