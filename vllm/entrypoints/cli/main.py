@@ -32,8 +32,14 @@ COMMANDS = {
     "serve": _Command(
         "vllm.entrypoints.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."
     ),
+    "chat": _Command("vllm.entrypoints.cli.openai", "Talk with the model of a running server."),
+    "complete": _Command("vllm.entrypoints.cli.openai", "Let a running server continue texts."),
     "bench": _Command(
-        "vllm.entrypoints.cli.benchmark.main", "Measure throughput and latency, beside a peer."
+        "vllm.entrypoints.cli.benchmark.main",
+        "Measure throughput and latency, of engines and of servers.",
+    ),
+    "collect-env": _Command(
+        "vllm.entrypoints.cli.collect_env", "Tell what this machine has, for a report."
     ),
 }
 
@@ -42,6 +48,7 @@ examples:
   vllm serve                        the small embedded model, on port 8000
   vllm serve ./my-model --port 8080 a folder with a Hugging Face checkpoint
   vllm serve model.gguf             a GGUF file
+  vllm chat                         talk with it, in another terminal
   vllm serve --help                 the flags of a command (--help=all: every one)
 """
 
@@ -102,7 +109,8 @@ def _make_parser(
             subparsers.add_parser(name, help=entry.help)
             continue
         for command in importlib.import_module(entry.module).cmd_init():
-            made[command.name] = (command, command.subparser_init(subparsers))
+            if command.name == name:  # a module may hold several
+                made[name] = (command, command.subparser_init(subparsers))
     return parser, made
 
 

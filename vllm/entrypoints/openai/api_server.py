@@ -51,9 +51,10 @@ def build_app(engine_client: EngineClient, args: FrontendArgs) -> FastAPI:
         title="vLLM",
         version=__version__,
         lifespan=_lifespan,
-        root_path=args.root_path,
         **({} if has_docs else {"docs_url": None, "redoc_url": None, "openapi_url": None}),
     )
+    # Requests come with the prefix or without, as the proxy does it.
+    app.root_path = args.root_path
     models = OpenAIServingModels(engine_client.model_config)
     template = load_chat_template(args.chat_template)
     chat = OpenAIServingChat(engine_client, models, args, chat_template=template)

@@ -36,6 +36,7 @@ BENCHMARKS = {
         "vllm.benchmarks.kernels", "Attention of one layer, beside torch's, by the bandwidth."
     ),
     "latency": _Benchmark("vllm.benchmarks.latency", "How long one batch takes, start to end."),
+    "serve": _Benchmark("vllm.benchmarks.serve", "A running server under load, by its clients."),
     "throughput": _Benchmark(
         "vllm.benchmarks.throughput", "Requests and tokens a second, all requests at once."
     ),
