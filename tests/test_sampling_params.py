@@ -17,6 +17,7 @@ BAD = [
     ("temperature", float("nan")), ("temperature", "1"), ("top_p", 0.0), ("top_p", 1.01),
     ("top_k", -2), ("top_k", 1.5), ("min_p", -0.1), ("min_p", 1.1), ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("repetition_penalty", -1),
+    ("repetition_penalty", 1e-300), ("repetition_penalty", float("inf")),
     ("seed", 2**63), ("seed", 1.5), ("max_tokens", 0), ("min_tokens", -1), ("min_tokens", 17),
     ("logprobs", -2), ("prompt_logprobs", 1.5), ("stop", [""]), ("stop", ["x"] * 65),
     ("stop_token_ids", ["x"]), ("stop_token_ids", [True]), ("allowed_token_ids", []),

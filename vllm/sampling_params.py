@@ -138,7 +138,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             raise ValueError(f"n must be 1 with greedy sampling (temperature 0), not {self.n}")
         _require("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _require("repetition_penalty", self.repetition_penalty, 0.0, float("inf"), low_open=True)
+        # Further out, logits divided by it are no numbers any more.
+        _require("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         _require("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _require_int("top_k", self.top_k, -1)
         self.top_k = max(self.top_k, 0)

@@ -48,6 +48,21 @@ def test_a_seeded_request_draws_the_same_whatever_runs_beside_it():
     assert alone == beside
 
 
+@pytest.mark.parametrize("value", [float("-inf"), float("nan"), float("inf")])
+def test_a_row_without_a_distribution_gives_a_token_all_the_same(value):
+    """Nothing is left where a request forbids every token (the one allowed is a stop token, before
+    `min_tokens`), or where the logits are no numbers. Guards against an id beyond the vocabulary,
+    which the next step's embedding cannot look up: it would end every request."""
+    torch.manual_seed(0)
+    logits = torch.randn(2, 50)
+    logits[0] = value
+    sampler, states, rows = make([SamplingParams(temperature=1.0, seed=i) for i in range(2)])
+    out = sampler(logits.clone(), rows, states).sampled_token_ids[:, 0]
+    assert 0 <= out[0] < 50
+    alone, alone_states, row = make([SamplingParams(temperature=1.0, seed=1)])
+    assert out[1] == alone(logits[1:].clone(), row, alone_states).sampled_token_ids[0, 0]
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -129,8 +129,11 @@ class Sampler:
         # Inverse of the cumulative distribution: one draw a request, whatever the vocabulary.
         cumulative = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
         draws = torch.from_numpy(uniform(self._seed[rows], positions)).to(self._device)
-        threshold = draws.unsqueeze(-1) * cumulative[:, -1:]
-        return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+        total = cumulative[:, -1:]
+        drawn = torch.searchsorted(cumulative, draws.unsqueeze(-1) * total, right=True).squeeze(-1)
+        # Every token forbidden, or no numbers: there is nothing to draw from. Whatever is taken must
+        # be a token, for a neighbour's sake.
+        return torch.where(total.squeeze(-1) > 0, drawn, logits.argmax(dim=-1))
 
     def _on_device(self, values: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values[rows]).to(self._device)
