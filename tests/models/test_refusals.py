@@ -73,6 +73,7 @@ def test_rope_that_depends_on_the_batch(tmp_path):
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}, "vision"),
         ({"architectures": ["X"], "auto_map": {"AutoModelForCausalLM": "m.X"}}, "trust-remote-code"),
         ({"architectures": []}, "names no architectures"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\)"),
     ],
 )
 def test_refused_by_the_config_alone(changes, reason, tmp_path):

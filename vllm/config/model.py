@@ -114,6 +114,13 @@ class ModelConfig:
         from vllm.model_executor.models.config import MODELS_CONFIG_MAP
         from vllm.model_executor.models.registry import ModelRegistry
 
+        quantized = self.hf_config_dict.get("quantization_config")
+        if quantized:
+            method = quantized.get("quant_method", "by an unknown method")
+            raise ValueError(
+                f"the model's weights are quantised ({method}), which is not supported; supported: "
+                "safetensors in float16, bfloat16 or float32, and GGUF"
+            )
         architecture = ModelRegistry.check_supported(self.architectures, self)
         if architecture in MODELS_CONFIG_MAP:
             MODELS_CONFIG_MAP[architecture].verify_and_update_model_config(self)

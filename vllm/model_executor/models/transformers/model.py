@@ -178,8 +178,6 @@ def _one_line(error: Exception) -> str:
 
 
 def _check_config(config: PretrainedConfig, model_config: ModelConfig) -> None:
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel("its weights are quantised")
     text = config.get_text_config()
     for parameters in _rope_parameters(text):
         kind = parameters.get("rope_type")
