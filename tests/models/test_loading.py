@@ -103,3 +103,36 @@ def test_out_of_tree_model(out_of_tree, monkeypatch):
     served = llm.apply_model(lambda model: type(model).__name__)
     assert served == ["OutOfTreeModel"]
     assert run(llm, make_prompts()) == generate(model, make_prompts())
+
+
+def test_code_that_comes_with_the_model(tmp_path, monkeypatch):
+    """With --trust-remote-code the folder's own classes run, with this engine's attention."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    monkeypatch.syspath_prepend(str(tmp_path / "m"))
+    folder = tmp_path / "model"
+    model = make_model(NATIVE["llama"], folder)
+    (folder / "configuration_remote.py").write_text(
+        "from transformers import LlamaConfig\n"
+        "class RemoteConfig(LlamaConfig):\n"
+        "    model_type = 'remote_llama'\n"
+    )
+    (folder / "modeling_remote.py").write_text(
+        "from transformers import LlamaForCausalLM\n"
+        "from .configuration_remote import RemoteConfig\n"
+        "class RemoteForCausalLM(LlamaForCausalLM):\n"
+        "    config_class = RemoteConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config.update(
+        architectures=["RemoteForCausalLM"],
+        model_type="remote_llama",
+        auto_map={
+            "AutoConfig": "configuration_remote.RemoteConfig",
+            "AutoModelForCausalLM": "modeling_remote.RemoteForCausalLM",
+        },
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    llm = make_llm(folder, trust_remote_code=True)
+    served = llm.apply_model(lambda model: type(model.model).__name__)
+    assert served == ["RemoteForCausalLM"]
+    assert run(llm, make_prompts()) == generate(model, make_prompts())

@@ -185,7 +185,9 @@ def build_hf_config(
         return CONFIG_MAPPING[model_type].from_dict(dict(config))
     if trust_remote_code and "AutoConfig" in (config.get("auto_map") or {}):
         remote = AutoConfig.from_pretrained(str(model), trust_remote_code=True, revision=revision)
-        return type(remote).from_dict(dict(config))
+        built = type(remote).from_dict(dict(config))
+        built._name_or_path = str(model)  # where its model's code is looked for
+        return built
     if model_type:
         logger.warning(
             "model_type %r is not known to transformers; using its config fields as they are",
