@@ -127,8 +127,9 @@ def test_pip_installs_the_packages(tmp_path):
     """The other tests install by hand; this holds that the packages are packages."""
     if importlib.util.find_spec("setuptools") is None:
         pytest.skip("pip cannot build here: setuptools is not installed")
-    for package in ("vllm_minimal_platform", "vllm_multi_layer_platform"):
-        source = shutil.copytree(OUT_OF_TREE_PACKAGES / package, tmp_path / "source" / package)
+    for folder in OUT_OF_TREE_PACKAGES.iterdir():
+        package = folder.name
+        source = shutil.copytree(folder, tmp_path / "source" / package)
         target = tmp_path / "target" / package
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         command += ["--no-build-isolation", "--target", str(target), str(source)]
