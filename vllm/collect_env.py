@@ -92,17 +92,18 @@ def _libraries() -> Rows:
 def _torch() -> Rows:
     import torch
 
+    from vllm.platforms import current_platform
+
     rows = [
         ("built for CUDA", str(torch.version.cuda)),
         ("built for ROCm", str(torch.version.hip)),
         ("threads", str(torch.get_num_threads())),
         ("CPU capability", torch.backends.cpu.get_cpu_capability()),
-        ("devices", str(torch.cuda.device_count())),
+        ("accelerator", str(torch.accelerator.current_accelerator())),
+        ("devices", str(torch.accelerator.device_count())),
     ]
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        memory = f"{properties.total_memory / 2**30:.1f} GiB"
-        rows.append((f"device {index}", f"{properties.name}, {memory}"))
+    for index in range(torch.accelerator.device_count()):
+        rows.append((f"device {index}", current_platform.get_device_name(index)))
     return rows
 
 

@@ -131,8 +131,20 @@ class ModelConfig:
         for architecture in self.architectures:
             current_platform.verify_model_arch(architecture)
         if self.quantization is not None:
-            current_platform.verify_quantization(self.quantization)
+            self._verify_quantization()
         self.max_model_len = current_platform.check_max_model_len(self.max_model_len)
+
+    def _verify_quantization(self) -> None:
+        from vllm.platforms import current_platform
+
+        current_platform.verify_quantization(self.quantization)
+        is_gguf = self.quantization == "gguf" and self.model.endswith(".gguf")
+        # A platform that names methods brings them along; of our own there is none.
+        if not is_gguf and self.quantization not in current_platform.supported_quantization:
+            raise ValueError(
+                f"quantization {self.quantization!r} is not supported; supported: GGUF files, whose "
+                "weights say themselves how they are quantised: leave the flag out"
+            )
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.utils.torch_utils import dtype_name
 from vllm.v1.attention.ops.cpu import key_value_views, paged_attention, reshape_and_cache
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
@@ -32,6 +33,21 @@ from vllm.v1.kv_cache_interface import KVCacheSpec
 class CPUAttentionBackend(AttentionBackend):
     supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
     supported_kv_cache_dtypes = ["auto", "bfloat16", "float16", "float32"]
+
+    @classmethod
+    def validate_configuration(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *args, **kwargs
+    ) -> list[str]:
+        reasons = super().validate_configuration(
+            head_size, dtype, kv_cache_dtype, *args, **kwargs
+        )
+        # The kernels read keys and values in the dtype of the query.
+        if kv_cache_dtype not in (None, "auto", dtype_name(dtype)):
+            reasons.append(
+                f"a KV cache of {kv_cache_dtype} beside activations of {dtype_name(dtype)} is not "
+                "supported: leave --kv-cache-dtype at auto"
+            )
+        return reasons
 
     @staticmethod
     def get_name() -> str:
