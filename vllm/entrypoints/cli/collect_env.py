@@ -25,7 +25,7 @@ class CollectEnvSubcommand(CLISubcommand):
 
     @staticmethod
     def cmd(args: argparse.Namespace) -> int:
-        from vllm.collect_env import get_env_info
+        from vllm.entrypoints.collect_env import get_env_info
 
         print(get_env_info())
         return 0

@@ -38,6 +38,9 @@ COMMANDS = {
         "vllm.entrypoints.cli.benchmark.main",
         "Measure throughput and latency, of engines and of servers.",
     ),
+    "kv-layout": _Command(
+        "vllm.entrypoints.cli.kv_layout", "Show where the pages of a model's KV cache lie."
+    ),
     "collect-env": _Command(
         "vllm.entrypoints.cli.collect_env", "Tell what this machine has, for a report."
     ),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
+import vllm
 from vllm.plugins import ALL_PLUGIN_GROUPS
 from vllm.version import __version__
 
@@ -95,8 +96,6 @@ def _torch() -> Rows:
     from vllm.platforms import current_platform
 
     rows = [
-        ("built for CUDA", str(torch.version.cuda)),
-        ("built for ROCm", str(torch.version.hip)),
         ("threads", str(torch.get_num_threads())),
         ("CPU capability", torch.backends.cpu.get_cpu_capability()),
         ("accelerator", str(torch.accelerator.current_accelerator())),
@@ -117,7 +116,7 @@ def _vllm() -> Rows:
     ]
     return [
         ("version", __version__),
-        ("where", os.path.dirname(os.path.abspath(__file__))),
+        ("where", os.path.dirname(vllm.__file__)),
         ("platform", f"{type(current_platform).__name__} ({current_platform.device_name})"),
         ("dtypes", ", ".join(current_platform.supported_dtype_names)),
         ("plugins", ", ".join(plugins) or "none"),
