@@ -11,7 +11,7 @@ from tests.entrypoints.openai.conftest import events
 from tests.entrypoints.openai.fake_engine import piece
 from vllm.entrypoints.openai.cli_args import FrontendArgs
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.exceptions import EngineGenerateError, RequestRefusedError
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MODEL = "SmolLM2-135M-Instruct.Q4_1"
@@ -280,6 +280,21 @@ def test_engine_error_before_output(serve, path, stream):
     response = fake.client.post(path, json=body)
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "the request does not fit"
+
+
+async def _refuses(token_ids, params):
+    raise RequestRefusedError("the KV cache holds at most 5 tokens of one request")
+    yield
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_request_that_never_fits(serve, path, stream):
+    """What the engine can never give is the client's error: trying again does not help."""
+    body = {"prompt": "x", "messages": [USER], "stream": stream}
+    response = serve(_refuses).client.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "BadRequestError"
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

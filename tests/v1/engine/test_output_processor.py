@@ -16,7 +16,7 @@ from vllm.v1.engine import (
     EngineCoreRequest,
     FinishReason,
 )
-from vllm.v1.engine.exceptions import EngineGenerateError
+from vllm.v1.engine.exceptions import EngineGenerateError, RequestRefusedError
 from vllm.v1.engine.input_processor import split_request
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.request_state import RequestOutputCollector
@@ -179,7 +179,40 @@ def test_failed_child_ends_its_siblings(tokenizer):
     assert sorted(done.reqs_to_abort) == [ids[0], ids[2]]
     with pytest.raises(EngineGenerateError, match="no!"):
         asyncio.run(queue.get())
-    assert not processor.has_unfinished_requests()
+    assert not processor.has_unfinished_requests() and not processor._parents
+
+
+@pytest.mark.parametrize("is_engine_fault", [False, True])
+def test_whose_fault_a_failure_is(tokenizer, is_engine_fault):
+    """A request that asks for too much is its client's error; else a client would try again."""
+    processor = OutputProcessor(tokenizer)
+    queue = RequestOutputCollector(RequestOutputKind.CUMULATIVE, "r-1")
+    processor.add_request(request_of([1]), None, queue=queue)
+    failure = EngineCoreOutput(
+        "r-1", [], finish_reason=FinishReason.ERROR, error_message="no!",
+        is_engine_fault=is_engine_fault,
+    )  # fmt: skip
+    processor.process_outputs([failure])
+    with pytest.raises(EngineGenerateError) as caught:
+        asyncio.run(queue.get())
+    assert isinstance(caught.value, RequestRefusedError) is not is_engine_fault
+
+
+def test_n_and_the_longest_completion_are_counted(tokenizer):
+    """Once for a request, when its last completion has ended."""
+    processor = OutputProcessor(tokenizer, log_stats=True)
+    for child, parent, index in split_request(request_of([1], n=2)):
+        processor.add_request(child, None, parent, index)
+    first, second = list(processor.request_states)
+    stats = IterationStats()
+    processor.process_outputs(
+        [EngineCoreOutput(first, [5, 6, 7], finish_reason=FinishReason.LENGTH)], 0.0, stats
+    )
+    assert stats.n_params_iter == []
+    processor.process_outputs(
+        [EngineCoreOutput(second, [5], finish_reason=FinishReason.LENGTH)], 0.0, stats
+    )
+    assert (stats.n_params_iter, stats.max_num_generation_tokens_iter) == ([2], [3])
 
 
 def test_failure_without_a_queue_is_an_output(tokenizer):

@@ -179,10 +179,16 @@ class OutputProcessor:
         ids.discard(state.request_id)
         if not ids:
             del self._ids_of_external[state.external_req_id]
-        if state.parent_req is not None and not state.parent_req.child_requests:
-            self._parents.pop(state.parent_req.request_id, None)
+        num_tokens, parent = state.detokenizer.num_output_tokens(), state.parent_req
+        is_last = parent is None or parent.finish_child(state.request_id, num_tokens)
+        if parent is not None and is_last:
+            self._parents.pop(parent.request_id, None)
         if not self.request_states:
             self._all_finished.set()
+        if iteration_stats is not None and is_last:
+            longest = num_tokens if parent is None else parent.max_num_generation_tokens
+            iteration_stats.n_params_iter.append(1 if parent is None else parent.n)
+            iteration_stats.max_num_generation_tokens_iter.append(longest)
         if iteration_stats is not None and state.stats is not None:
             iteration_stats.update_from_finished_request(
                 finish_reason=str(finish_reason),

@@ -21,6 +21,7 @@ class ParentRequest:
         self.external_req_id = request.external_req_id or request.request_id
         self.sampling_params = request.sampling_params
         self.child_requests: set[str] = set()
+        self.max_num_generation_tokens = 0
         self._outputs: dict[int, CompletionOutput] = {}
 
     @property
@@ -41,6 +42,12 @@ class ParentRequest:
         if params.seed is not None:
             params.seed = params.seed + index if params.seed <= _MAX_SEED - index else index
         return child_id, params
+
+    def finish_child(self, child_request_id: str, num_generation_tokens: int) -> bool:
+        """A child has ended, one way or another; whether it was the last."""
+        self.child_requests.discard(child_request_id)
+        self.max_num_generation_tokens = max(self.max_num_generation_tokens, num_generation_tokens)
+        return not self.child_requests
 
     def get_outputs(
         self, child_request_id: str, completion_output: CompletionOutput

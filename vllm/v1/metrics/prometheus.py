@@ -53,10 +53,12 @@ _SECONDS_HISTOGRAMS = {
     "request_prefill_time_seconds": ("Time from its start to its first token.", _REQUEST_S),
     "request_decode_time_seconds": ("Time from its first to its last token.", _REQUEST_S),
 }  # fmt: skip
+_N_PARAMS = [1, 2, 5, 10, 20]
 _TOKENS_HISTOGRAMS = {
     "request_prompt_tokens": "Prompt tokens of a request.",
     "request_generation_tokens": "Tokens generated for a request.",
     "request_params_max_tokens": "max_tokens of a request.",
+    "request_max_num_generation_tokens": "Tokens of the longest completion of a request.",
 }
 
 
@@ -92,6 +94,9 @@ class PrometheusMetrics:
                for n, (text, buckets) in _SECONDS_HISTOGRAMS.items()},
             **{n: self._one(Histogram, n, text, buckets=lengths)
                for n, text in _TOKENS_HISTOGRAMS.items()},
+            "request_params_n": self._one(
+                Histogram, "request_params_n", "Completions (n) of a request.", buckets=_N_PARAMS
+            ),
             "iteration_tokens_total": self._one(
                 Histogram, "iteration_tokens_total", "Tokens in a step.", buckets=_ITERATION_TOKENS
             ),
@@ -136,6 +141,10 @@ class PrometheusMetrics:
             self.histograms["time_to_first_token_seconds"].observe(seconds)
         for seconds in stats.inter_token_latencies_iter:
             self.histograms["inter_token_latency_seconds"].observe(seconds)
+        for n in stats.n_params_iter:
+            self.histograms["request_params_n"].observe(n)
+        for num_tokens in stats.max_num_generation_tokens_iter:
+            self.histograms["request_max_num_generation_tokens"].observe(num_tokens)
         for request in stats.finished_requests:
             self._record_finished(request)
 

@@ -89,6 +89,9 @@ class IterationStats:
     finished_requests: list[FinishedRequestStats] = field(default_factory=list)
     time_to_first_tokens_iter: list[float] = field(default_factory=list)
     inter_token_latencies_iter: list[float] = field(default_factory=list)
+    # Of requests whose last completion has ended: how many there were, and the longest's tokens.
+    n_params_iter: list[int] = field(default_factory=list)
+    max_num_generation_tokens_iter: list[int] = field(default_factory=list)
 
     def update_from_output(
         self, output: EngineCoreOutput, engine_core_timestamp: float, request: RequestStateStats
