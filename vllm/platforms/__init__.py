@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -218,6 +219,23 @@ def _resolve() -> Platform:
             _resolving = False
 
 
+def use_platform(platform: Platform) -> None:
+    """Makes `platform` this process's, while no other module holds another one.
+
+    Raises:
+        RuntimeError: it is too late, one does.
+    """
+    with _resolve_lock:
+        old = globals().get("current_platform")
+        modules = [m for name, m in list(sys.modules.items()) if name != __name__]
+        holders = [m.__name__ for m in modules if old and vars(m).get("current_platform") is old]
+        if holders:
+            raise RuntimeError(
+                f"this process runs on {old.device_name} already: {', '.join(holders)} was imported"
+            )
+        globals()["current_platform"] = platform
+
+
 def _load(qualname: str) -> type[Platform]:
     try:
         platform_cls = resolve_obj_by_qualname(qualname)
@@ -243,4 +261,11 @@ def __getattr__(name: str) -> Any:
     return resolved
 
 
-__all__ = ["CpuArchEnum", "DeviceCapability", "Platform", "PlatformEnum", "current_platform"]
+__all__ = [
+    "CpuArchEnum",
+    "DeviceCapability",
+    "Platform",
+    "PlatformEnum",
+    "current_platform",
+    "use_platform",
+]

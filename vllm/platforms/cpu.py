@@ -77,8 +77,16 @@ class CpuPlatform(Platform):
         num_heads: int | None = None,
     ) -> str:
         return choose_backend(
-            cls.device_name, ATTENTION_BACKENDS, selected_backend, attn_selector_config, None
+            cls.device_name,
+            cls._attention_candidates(attn_selector_config.attn_type),
+            selected_backend,
+            attn_selector_config,
+            None,
         )
+
+    @classmethod
+    def _attention_candidates(cls, attn_type: str) -> tuple[Candidate, ...]:
+        return ATTENTION_BACKENDS
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:

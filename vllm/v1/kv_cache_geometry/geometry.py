@@ -188,8 +188,13 @@ class KVCacheGeometry:
         """Whether all K lie before all V: a page is two halves far apart."""
         if "kv" not in self.roles:
             return False
-        order = [self.roles[d] for d in memory_order(self.dims)]
+        order = self.memory_roles
         return order.index("kv") < order.index("block")
+
+    @property
+    def memory_roles(self) -> tuple[str, ...]:
+        """Roles from the slowest dimension to the fastest."""
+        return tuple(self.roles[d] for d in memory_order(self.dims))
 
     @property
     def end(self) -> int:
@@ -217,6 +222,22 @@ class KVCacheGeometry:
             raise IndexError(f"page {page} of {self.num_pages}")
         start = self.offset + page * self.pitch
         return [(start + offset, length) for offset, length in self._page_pattern()]
+
+    def part_runs(self, page: int) -> dict[str, list[tuple[int, int]]]:
+        """The bytes of K, of V, ... in `page` by the part's name, as `page_runs` has them.
+
+        Raises:
+            IndexError: there is no such page.
+        """
+        if not 0 <= page < self.num_pages:
+            raise IndexError(f"page {page} of {self.num_pages}")
+        runs = {}
+        for part in self.parts:
+            size = get_dtype_size(part.dtype)
+            pattern = page_pattern(part.dims, size, self.kernel_blocks_per_page)
+            start = part.offset + page * self.pitch
+            runs[part.name] = [(start + offset, length) for offset, length in pattern]
+        return runs
 
     def ownership(self) -> Ownership:
         """The bytes of each page, without what they mean."""

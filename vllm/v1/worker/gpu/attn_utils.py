@@ -35,10 +35,10 @@ def get_kv_cache_spec(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     return {name: spec for name, spec in specs.items() if spec is not None}
 
 
-def init_attn_backend(
-    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, device: torch.device
-) -> tuple[list[list[AttentionGroup]], list[int]]:
-    """For each KV cache group: its layers by backend, and the tokens in a kernel block."""
+def group_layers(
+    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig
+) -> list[list[AttentionGroup]]:
+    """For each KV cache group: its layers by backend, without builders of metadata."""
     layers = vllm_config.compilation_config.static_forward_context
     groups: list[list[AttentionGroup]] = []
     for group_id, group in enumerate(kv_cache_config.kv_cache_groups):
@@ -51,6 +51,14 @@ def init_attn_backend(
                 for backend, names in by_backend.items()
             ]
         )
+    return groups
+
+
+def init_attn_backend(
+    kv_cache_config: KVCacheConfig, vllm_config: VllmConfig, device: torch.device
+) -> tuple[list[list[AttentionGroup]], list[int]]:
+    """For each KV cache group: its layers by backend, and the tokens in a kernel block."""
+    groups = group_layers(kv_cache_config, vllm_config)
     kernel_block_sizes = prepare_kernel_block_sizes(kv_cache_config, groups)
     for group_id, attn_groups in enumerate(groups):
         for attn_group in attn_groups:
