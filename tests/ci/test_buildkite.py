@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,18 @@ def test_every_test_file_is_in_one_step():
         for file in files
     }
     assert {file: count for file, count in times.items() if count != 1} == {}
+
+
+@pytest.mark.parametrize("name", ["nvidia", "amd", "intel"])
+def test_steps_of_devices(name):
+    """Guards against steps that would run the interpreter on a device, or no test."""
+    path = BUILDKITE / f"{name}.yml"
+    assert yaml.safe_load(path.read_text())["env"]["TRITON_INTERPRET"] == "0"
+    paths = [ROOT / place for step in steps(path) for place in paths_of(step)]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *map(str, paths)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert all(f"{place.relative_to(ROOT)}" in done.stdout for place in paths)
 
 
 def test_ci_runs_make_test():
