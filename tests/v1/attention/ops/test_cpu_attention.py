@@ -341,11 +341,16 @@ def test_wrong_arguments_are_refused():
         )
 
 
-NARROW = """ import sys, pytest from vllm.model_executor.layers.cpu_ops import kernel_library from
-vllm.model_executor.layers.cpu_ops.target import Target kernel_library.host_target = lambda:
-Target(8, False, "x86-64-v3", "+avx2,+fma,+f16c") names = "borders or head_sizes or options or
-stale or chunking or rms or layer_norm or gated or rotary or gemv" sys.exit(pytest.main(["-q",
-"-x", "-p", "no:cacheprovider", *sys.argv[1:], "-k", names]))
+NARROW = """
+import sys, pytest
+from vllm.model_executor.layers.cpu_ops import kernel_library
+from vllm.model_executor.layers.cpu_ops.target import Target
+kernel_library.host_target = lambda: Target(8, False, "x86-64-v3", "+avx2,+fma,+f16c")
+names = (
+    "borders or head_sizes or options or stale or chunking or rms or layer_norm or gated or rotary "
+    "or gemv"
+)
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:], "-k", names]))
 """
 
 
