@@ -87,3 +87,6 @@ def test_load_chat_template(tmp_path):
         load_chat_template("nowhere.jinja")
     with pytest.raises(ValueError, match="--chat-template"):
         load_chat_template(str(tmp_path))
+    # Not only when the first conversation comes.
+    with pytest.raises(ValueError, match=r"--chat-template: .* not valid \(line 1\)"):
+        load_chat_template("{{")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.tokenizers import TokenizerLike
+from vllm.tokenizers.chat_template import check_chat_template
 
 SUPPORTED_PART_TYPES = ("text",)
 _TOOL_ROLES = ("tool", "function")
@@ -122,10 +123,20 @@ def load_chat_template(chat_template: str | None) -> str | None:
     """The template that `--chat-template` names: a file, or the template itself.
 
     Raises:
-        ValueError: no such file, and no template: it has nothing that Jinja would fill in.
+        ValueError: no such file, and no template: it has nothing that Jinja would fill in; or its
+            syntax is wrong.
     """
     if chat_template is None:
         return None
+    text = _read_template(chat_template)
+    try:
+        check_chat_template(text)
+    except ValueError as error:
+        raise ValueError(f"--chat-template: {error}") from None
+    return text
+
+
+def _read_template(chat_template: str) -> str:
     is_template = any(mark in chat_template for mark in "{}\n")
     if is_template:
         return chat_template

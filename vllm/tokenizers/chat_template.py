@@ -60,15 +60,28 @@ def render_chat_template(
     return _cut_at_mark(rendered, final_text) if continue_final_message else rendered
 
 
-def _render(chat_template: str, variables: dict[str, Any]) -> str:
+def check_chat_template(chat_template: str) -> None:
+    """Checks a template's syntax, without a conversation.
+
+    Raises:
+        ValueError: it is no valid Jinja template; says in which line.
+    """
     import jinja2
 
     try:
-        return _compile(chat_template).render(**variables)
+        _compile(chat_template)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(
             f"the chat template is not valid (line {error.lineno}): {error.message}"
         ) from None
+
+
+def _render(chat_template: str, variables: dict[str, Any]) -> str:
+    import jinja2
+
+    check_chat_template(chat_template)
+    try:
+        return _compile(chat_template).render(**variables)
     except jinja2.TemplateError as error:
         raise ValueError(
             f"the chat template refused this conversation: {error.message or error}"
