@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import glob
 import os
 import signal
@@ -14,6 +15,7 @@ import textwrap
 import time
 
 import pytest
+import zmq
 
 from tests.v1.engine.echo_executor import POISON, EchoExecutor
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -376,3 +378,28 @@ def _is_alive(pid):
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_finished_engine_closes_nobody_elses_socket(make_config):
+    """Guards against closing a socket through a second object: the first would close it again when
+    it is collected, by an address that a later engine's socket may have by then."""
+    left = []
+
+    async def scenario(engine):
+        await collect(engine, "x", params())
+        left.append(engine.engine_core)
+
+    run(make_config, scenario)
+    context = zmq.Context.instance()
+    for _ in range(50):  # Until the closed socket's memory is somebody else's.
+        time.sleep(0.01)
+        later = [context.socket(zmq.PULL) for _ in range(20)]
+        if not left[0].engine_process.output_socket.closed:
+            break
+        for socket in later:
+            socket.close()
+    left.clear()
+    gc.collect()
+    assert not any(socket.closed for socket in later)
+    for socket in later:
+        socket.close()

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import zmq
 import zmq.asyncio
 
 from vllm.config import VllmConfig
@@ -268,7 +267,7 @@ class AsyncMPClient(_MPClient):
         """
         if self._async_output is None:
             # Belongs to the event loop that it is first used in.
-            self._async_output = zmq.asyncio.Socket(shadow=self._output)
+            self._async_output = self.engine_process.output_owner
         try:
             while True:
                 self._check_alive()

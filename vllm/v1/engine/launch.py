@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
+import zmq.asyncio
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -145,6 +146,9 @@ class EngineCoreProcess:
         self._is_config_sent = False
         self.vllm_config: VllmConfig | None = None
         self.input_socket: zmq.Socket | None = None
+        # The owner closes; `output_socket` is a view of it for callers that wait. Were a view closed,
+        # its owner would later close whatever socket has got the same address by then.
+        self.output_owner: zmq.asyncio.Socket | None = None
         self.output_socket: zmq.Socket | None = None
 
     @property
@@ -198,7 +202,9 @@ class EngineCoreProcess:
     def _bind_sockets(self) -> None:
         # The process's own context: it is never terminated, which could wait for ever for a socket.
         context = zmq.Context.instance()
-        self.input_socket, self.output_socket = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self.input_socket = context.socket(zmq.PUSH)
+        self.output_owner = zmq.asyncio.Socket(context, zmq.PULL)
+        self.output_socket = zmq.Socket.shadow(self.output_owner.underlying)
         for made in (self.input_socket, self.output_socket):
             # No limits: the scheduler's queue is the place where requests wait. No lingering: what
             # a dead engine did not take is of no use.
@@ -280,7 +286,7 @@ class EngineCoreProcess:
 
     def close_sockets(self) -> None:
         """Closes both sockets. Only in the thread that uses them."""
-        for made in (self.input_socket, self.output_socket):
+        for made in (self.input_socket, self.output_owner):
             if made is not None and not made.closed:
                 made.close()
 
