@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -19,9 +20,15 @@ from vllm.v1.core.kv_cache_utils import (
     get_max_concurrency_for_kv_cache_config,
     is_kv_cache_spec_uniform,
     resolve_kv_cache_block_sizes,
+    unify_kv_cache_spec_page_size,
     update_kv_cache_capacity,
 )
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    KVQuantMode,
+)
 
 PAGE = full_spec().page_size_bytes
 
@@ -84,11 +91,50 @@ def test_smaller_pages_get_more_tokens():
     assert resolve_kv_cache_block_sizes(config, make_config()) == (32, 16)
 
 
-def test_pages_that_cannot_be_made_alike_are_refused_by_name():
-    """Sharing a pool of unlike pages would corrupt; the layers are named."""
-    specs = {"model.a": full_spec(num_kv_heads=3), "model.b": window_spec(64, num_kv_heads=2)}
-    with pytest.raises(NotImplementedError, match="model.b and model.a.*24576.*16384"):
-        get_kv_cache_groups(make_config(), specs)
+def test_pages_that_are_no_multiples_are_padded():
+    """int8 with a scale for each token and head: 520 and 1032 bytes. Refusing such a model, or
+    giving 520 a page of its own for each token, would lose it or half the memory."""
+    int8 = dict(num_kv_heads=1, dtype="int8", kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD)
+    specs = {"a": full_spec(head_size=256, **int8), "b": window_spec(64, head_size=512, **int8)}
+    assert [s.page_size_bytes for s in specs.values()] == [16 * 520, 16 * 1032]
+    a, b = (g.kv_cache_spec for g in get_kv_cache_groups(make_config(), specs))
+    assert (a.block_size, b.block_size) == (32, 16)
+    assert (a.page_size_bytes, b.page_size_bytes) == (16640, 16640)
+    assert b.real_page_size_bytes == 16 * 1032
+    (config,) = get_kv_cache_configs(make_config(), [specs], [1 << 24])
+    assert {t.size for t in config.kv_cache_tensors} == {config.num_blocks * 16640}
+
+
+@given(
+    heads=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    head_size=st.integers(1, 130),
+    block_size=st.sampled_from([1, 4, 16, 48]),
+)
+def test_any_pages_can_be_made_alike(heads: list[int], head_size: int, block_size: int):
+    """One page size, no layer's bytes cut, padding that any number of kernel blocks can share, and
+    never more than half of a page lost."""
+    specs = {
+        f"l{i}": full_spec(block_size, num_kv_heads=n, head_size=head_size)
+        for i, n in enumerate(heads)
+    }
+    unified = unify_kv_cache_spec_page_size(specs)
+    (page_size,) = {spec.page_size_bytes for spec in unified.values()}
+    for name, spec in unified.items():
+        assert spec.block_size % block_size == 0
+        assert spec.real_page_size_bytes <= page_size
+        if spec.real_page_size_bytes < page_size:
+            assert page_size % (8 * spec.block_size) == 0
+
+
+def test_pages_that_cannot_be_padded_are_refused_by_name():
+    """A spec of an unknown kind cannot say what its padding means."""
+
+    @dataclass(frozen=True)
+    class Odd(KVCacheSpec):
+        page_size_bytes = 100
+
+    with pytest.raises(NotImplementedError, match="layer model.b .* Odd of 100 bytes"):
+        get_kv_cache_groups(make_config(), {"model.a": full_spec(), "model.b": Odd(16)})
 
 
 def test_hybrid_manager_off_keeps_windows_whole():

@@ -23,6 +23,7 @@ from tests.v1.worker.kv_cache_fakes import (
 )
 from vllm.v1.attention.kv_cache_plan import observe_layer
 from vllm.v1.attention.ops.cpu import paged_attention, reshape_and_cache
+from vllm.v1.core.kv_cache_groups import unify_kv_cache_spec_page_size
 from vllm.v1.kv_cache_geometry import KVCacheGeometry, fused_fields, storage_bytes
 from vllm.v1.worker.gpu import attn_utils
 from vllm.v1.worker.gpu.attn_utils import _reshape_kv_cache
@@ -36,12 +37,13 @@ TOKENS, HEADS, HEAD_SIZE, NUM_PAGES = 8, 2, 4, 16
 class Group:
     """One group's cache, its block tables and, for the truth, its K and V as they were given."""
 
-    def __init__(self, key_value, kernel_block_size, num_reqs, seed):
+    def __init__(self, key_value, spec, kernel_block_size, num_reqs, seed):
         self.key_cache, self.value_cache = key_value
-        self.table = BlockTable(TOKENS, kernel_block_size, num_reqs, NUM_PAGES)
+        self.spec = spec
+        self.table = BlockTable(spec.block_size, kernel_block_size, num_reqs, NUM_PAGES)
         self.kernel_block_size = kernel_block_size
         generator = torch.Generator().manual_seed(seed)
-        shape = (2, num_reqs, 3 * TOKENS, HEADS, HEAD_SIZE)
+        shape = (2, num_reqs, 3 * TOKENS, spec.num_kv_heads, spec.head_size)
         self.key, self.value = torch.randn(shape, generator=generator)
 
     def write(self, row: int, start: int, stop: int) -> None:
@@ -53,7 +55,7 @@ class Group:
         reshape_and_cache(key, value, self.key_cache, self.value_cache, slots)
 
     def attend(self, query: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-        """query: (num_reqs, HEADS, HEAD_SIZE), one token a request."""
+        """query: (num_reqs, heads, head_size), one token a request."""
         out = torch.empty_like(query)
         starts = torch.arange(len(lengths) + 1, dtype=torch.int32)
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
@@ -71,34 +73,45 @@ class Group:
         return torch.stack(rows).float()
 
 
-def make_groups(backends, kernel_block_sizes, num_reqs) -> list[Group]:
-    spec = full_spec(block_size=TOKENS, num_kv_heads=HEADS, head_size=HEAD_SIZE)
-    groups = [group(b, spec, f"layer{i}", group_id=i) for i, b in enumerate(backends)]
-    raw = torch.full((NUM_PAGES * spec.page_size_bytes,), 0x7F, dtype=torch.int8)  # NaN everywhere
+SPEC = full_spec(block_size=TOKENS, num_kv_heads=HEADS, head_size=HEAD_SIZE)
+
+
+def make_groups(backends, kernel_block_sizes, num_reqs, specs) -> list[Group]:
+    groups = [
+        group(b, spec, f"layer{i}", group_id=i) for i, (b, spec) in enumerate(zip(backends, specs))
+    ]
+    raw = torch.full((NUM_PAGES * specs[0].page_size_bytes,), 0x7F, dtype=torch.int8)  # all NaN
     raws = {"layer0": raw, "layer1": raw}
     config = shared_config(NUM_PAGES, groups)
     caches = _reshape_kv_cache(groups, raws, "auto", kernel_block_sizes, {}, config)
     made = []
-    for i, (backend, size) in enumerate(zip(backends, kernel_block_sizes)):
+    for i, (backend, size, spec) in enumerate(zip(backends, kernel_block_sizes, specs)):
         view = caches[f"layer{i}"]
         geometry = observe_layer(view, backend, spec, "auto", size)
-        made.append(Group(geometry.key_value(storage_bytes(view)), size, num_reqs, seed=i))
+        made.append(Group(geometry.key_value(storage_bytes(view)), spec, size, num_reqs, seed=i))
     return made
 
 
-def run(backends, kernel_block_sizes=(TOKENS, TOKENS)) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def run(
+    backends, kernel_block_sizes=(TOKENS, TOKENS), specs=(SPEC, SPEC)
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(output, truth) of both groups, of requests of N - 1, N, N + 1 and 3N tokens that write by
     turns into pages by turns: both groups are busy, and neighbours everywhere."""
     lengths = [TOKENS - 1, TOKENS, TOKENS + 1, 3 * TOKENS]
-    groups = make_groups(backends, kernel_block_sizes, len(lengths))
+    groups = make_groups(backends, kernel_block_sizes, len(lengths), specs)
     free = iter(range(1, NUM_PAGES))
     for row, length in enumerate(lengths):
         for start in range(0, length, TOKENS):
             for one in groups:
-                one.table.append(row, [next(free)], overwrite=False)
+                if start % one.spec.block_size == 0:
+                    one.table.append(row, [next(free)], overwrite=False)
                 one.write(row, start, min(start + TOKENS, length))
-    query = torch.randn(len(lengths), HEADS, HEAD_SIZE, generator=torch.Generator().manual_seed(7))
-    return [(one.attend(query, lengths), one.truth(query, lengths)) for one in groups]
+    results = []
+    for one in groups:
+        generator = torch.Generator().manual_seed(7)
+        query = torch.randn(len(lengths), HEADS, one.spec.head_size, generator=generator)
+        results.append((one.attend(query, lengths), one.truth(query, lengths)))
+    return results
 
 
 @pytest.mark.parametrize("kernel_block_sizes", [(8, 8), (4, 8), (8, 2)])
@@ -106,6 +119,25 @@ def run(backends, kernel_block_sizes=(TOKENS, TOKENS)) -> list[tuple[torch.Tenso
 def test_two_groups_over_one_allocation(backends, kernel_block_sizes):
     """Each pair of layouts, each group with kernel blocks of its own: as if it were alone."""
     for out, truth in run(backends, kernel_block_sizes):
+        torch.testing.assert_close(out, truth, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel_block_sizes", [(8, 16), (4, 8)])
+@pytest.mark.parametrize(
+    "backends", [*PAIRS, *(pair[::-1] for pair in PAIRS)],
+    ids=lambda pair: "-".join(b.__name__ for b in pair),
+)  # fmt: skip
+def test_padded_pages_share_an_allocation(backends, kernel_block_sizes):
+    """Heads of 16 and 10 elements: no page is a multiple of the other, so the smaller gets twice the
+    tokens and the larger is padded. Each layout reads its own bytes only."""
+    sizes = {"a": 16, "b": 10}
+    unified = unify_kv_cache_spec_page_size(
+        {n: full_spec(block_size=8, num_kv_heads=2, head_size=d) for n, d in sizes.items()}
+    )
+    a, b = unified["a"], unified["b"]
+    assert (a.block_size, b.block_size) == (8, 16) and a.page_size_bytes == b.page_size_bytes
+    assert a.page_size_bytes > a.real_page_size_bytes
+    for out, truth in run(backends, kernel_block_sizes, (a, b)):
         torch.testing.assert_close(out, truth, atol=1e-5, rtol=1e-5)
 
 
@@ -124,7 +156,7 @@ def test_cross_layer_pool(order):
     fields = fused_fields(HEAD_SIZE, "float32")
     pool = KVCacheGeometry.plan(roles, shape, order, "float32", NUM_PAGES, fields=fields)
     raw = torch.full((pool.end,), 0x7F, dtype=torch.int8)
-    layers = [Group(pool.layer(i).key_value(raw), TOKENS, 1, seed=i) for i in (0, 1)]
+    layers = [Group(pool.layer(i).key_value(raw), SPEC, TOKENS, 1, seed=i) for i in (0, 1)]
     for layer in layers:
         layer.table.append(0, [2, 1, 3], overwrite=True)
     for layer in layers:

@@ -12,16 +12,19 @@ the same allocation. Groups of equal length leave no place of a page unused.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.utils.math_utils import cdiv
+from vllm.utils.math_utils import cdiv, round_up
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     FullAttentionSpec,
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 
@@ -69,24 +72,46 @@ def get_uniform_page_size(kv_cache_specs: Iterable[KVCacheSpec]) -> int:
 
 
 def unify_kv_cache_spec_page_size(kv_cache_spec: dict[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-    """The same layers with pages of equal bytes: where pages are smaller, they get more tokens.
+    """The same layers with pages of equal bytes. Smaller pages get more tokens; what is then still
+    missing (the sizes are no multiples of each other) is padding:
+
+        bytes a token  520 and 1032, 16 tokens      one page of 16,640 bytes
+        520            [ 32 tokens: 16,640          ]
+        1032           [ 16 tokens: 16,512     | pad]
 
     Raises:
-        NotImplementedError: the largest page is no multiple of another.
+        NotImplementedError: a page can be given neither more tokens nor padding.
     """
-    largest = max(kv_cache_spec.values(), key=lambda spec: spec.page_size_bytes)
-    unified = {}
-    for name, spec in kv_cache_spec.items():
-        ratio, rest = divmod(largest.page_size_bytes, spec.page_size_bytes)
-        if rest:
-            large_name = next(n for n, s in kv_cache_spec.items() if s is largest)
-            raise NotImplementedError(
-                f"layers {name} and {large_name} cannot share a pool of pages: a page of "
-                f"{largest.page_size_bytes} bytes ({large_name}) is no multiple of one of "
-                f"{spec.page_size_bytes} bytes ({name}). A model like this is not supported"
-            )
-        unified[name] = spec.copy_with_new_block_size(spec.block_size * ratio)
-    return unified
+    largest = max(spec.page_size_bytes for spec in kv_cache_spec.values())
+    enlarged = {name: _enlarge(spec, largest) for name, spec in kv_cache_spec.items()}
+    sizes = {spec.page_size_bytes for spec in enlarged.values()}
+    if len(sizes) == 1:
+        return enlarged
+    # Kernel blocks share the padding evenly, so it must divide by any number of them.
+    unit = 8 * math.lcm(*(spec.block_size for spec in enlarged.values()))
+    page_size = round_up(max(sizes), unit)
+    logger.info(
+        "KV cache: pages of %s bytes are padded to %d, so that their layers can share memory",
+        " and ".join(str(size) for size in sorted(sizes)), page_size,
+    )  # fmt: skip
+    return {name: _pad(name, spec, page_size) for name, spec in enlarged.items()}
+
+
+def _enlarge(spec: KVCacheSpec, page_size: int) -> KVCacheSpec:
+    """With as many times the tokens as bring its page nearest to `page_size`. States of a recurrent
+    layer do not grow with tokens."""
+    if not isinstance(spec, AttentionSpec):
+        return spec
+    return spec.copy_with_new_block_size(spec.block_size * round(page_size / spec.page_size_bytes))
+
+
+def _pad(name: str, spec: KVCacheSpec, page_size: int) -> KVCacheSpec:
+    if not isinstance(spec, AttentionSpec | MambaSpec):
+        raise NotImplementedError(
+            f"layer {name} cannot share a pool of pages of {page_size} bytes: a "
+            f"{type(spec).__name__} of {spec.page_size_bytes} bytes cannot be padded"
+        )
+    return dataclasses.replace(spec, page_size_padded=page_size)
 
 
 def unify_hybrid_kv_cache_specs(
