@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists
@@ -52,7 +53,9 @@ class EngineCoreReadyResponse(msgspec.Struct):
 class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """A request as the engine core takes it; made by the input processor, which sets every field.
 
-    `request_id` is unique in the engine; `external_req_id` is the client's own.
+    `request_id` is unique in the engine; `external_req_id` is the client's own. Of an
+    encoder-decoder model's request `prompt_token_ids` are the decoder's, and `mm_features` is the
+    encoder's input.
     """
 
     request_id: str
@@ -64,6 +67,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     priority: int = 0
     trace_headers: Mapping[str, str] | None = None
     external_req_id: str | None = None
+    mm_features: list[MultiModalFeatureSpec] | None = None
 
 
 class EngineCoreEventType(enum.IntEnum):
