@@ -188,3 +188,21 @@ def test_groups_of_several_are_refused():
         GroupCoordinator(0, 2).all_reduce(torch.ones(1))
     parallel_state.destroy_model_parallel()
     assert parallel_state.get_tensor_model_parallel_world_size() == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_keys_and_values_alone_can_be_fused(monkeypatch, world_size):
+    """Cross-attention projects the encoder's output to keys and values only: no query shard is
+    waited for, and the output is keys, then values."""
+    k, v, x = rand(16, HIDDEN), rand(16, HIDDEN) + 1, rand(5, HIDDEN)
+    layers = on_each_rank(
+        monkeypatch, world_size, lambda: QKVParallelLinear(HIDDEN, 4, 0, 4, bias=False)
+    )
+    for layer in layers:
+        fill(layer, k, None, "k")
+        assert layer.weight.pending_shards == {"v"}
+        fill(layer, v, None, "v")
+        assert not layer.weight.pending_shards
+    parts = [layer(x)[0].chunk(2, dim=-1) for layer in layers]
+    for whole, shards in zip((k, v), zip(*parts)):
+        torch.testing.assert_close(torch.cat(shards, dim=-1), F.linear(x, whole))

@@ -372,7 +372,8 @@ class QKVParallelLinear(_FusedColumnParallelLinear):
     """Query, key and value projections in one weight; shard ids are "q", "k" and "v".
 
     Devices share the heads. Where there are fewer key/value heads than devices, several devices
-    hold the same one.
+    hold the same one. With total_num_heads=0 it is the key and value projection alone, such as
+    cross-attention has.
     """
 
     def __init__(
@@ -425,7 +426,9 @@ class QKVParallelLinear(_FusedColumnParallelLinear):
 
     def _create_column_weights(self) -> None:
         self._create_weights(
-            self.input_size, list(self._sizes.values()), pending_shards=set(self._sizes)
+            self.input_size,
+            list(self._sizes.values()),
+            pending_shards={shard_id for shard_id, size in self._sizes.items() if size},
         )
 
     def _shard_range(self, shard_id: str) -> tuple[int, int]:
