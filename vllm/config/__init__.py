@@ -5,7 +5,9 @@ from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.compilation import CompilationConfig, CUDAGraphMode
 from vllm.config.device import DeviceConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
+from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
@@ -25,6 +27,8 @@ __all__ = [
     "CacheConfig",
     "CompilationConfig",
     "DeviceConfig",
+    "KVTransferConfig",
+    "LoRAConfig",
     "LoadConfig",
     "ModelConfig",
     "ObservabilityConfig",

@@ -15,6 +15,7 @@ from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.compilation import CompilationConfig
 from vllm.config.device import DeviceConfig
+from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.model import ModelConfig
 from vllm.config.observability import ObservabilityConfig
@@ -53,6 +54,8 @@ class VllmConfig:
     """Metrics."""
     compilation_config: CompilationConfig = Field(default_factory=CompilationConfig)
     """Compiled code and the registry of layers."""
+    kv_transfer_config: KVTransferConfig | None = None
+    """Keys and values from and to other engines; left out: none travel."""
     additional_config: dict[str, Any] = Field(default_factory=dict)
     """Options of an out-of-tree platform, read by it alone."""
     instance_id: str = ""
@@ -61,8 +64,8 @@ class VllmConfig:
     """Seconds that running requests get to finish when the server is told to stop."""
     quant_config: None = field(default=None, init=False)
     """No weight quantisation is supported yet."""
-    kv_transfer_config: None = field(default=None, init=False)
-    """No KV connector is supported yet."""
+    lora_config: None = field(default=None, init=False)
+    """No LoRA adapters are supported."""
 
     def __post_init__(self) -> None:
         from vllm.platforms import current_platform

@@ -14,6 +14,7 @@ from vllm.config import (
     AttentionConfig,
     CacheConfig,
     CompilationConfig,
+    KVTransferConfig,
     LoadConfig,
     ModelConfig,
     ObservabilityConfig,
@@ -62,7 +63,10 @@ _CONFIG_ARGS: dict[type, tuple[str, ...]] = {
     ),
     AttentionConfig: ("attention_backend",),
     ObservabilityConfig: ("show_hidden_metrics_for_version",),
-    VllmConfig: ("attention_config", "compilation_config", "additional_config", "shutdown_timeout"),
+    VllmConfig: (
+        "attention_config", "compilation_config", "kv_transfer_config", "additional_config",
+        "shutdown_timeout",
+    ),
 }  # fmt: skip
 # Where upstream's flag and the config's field have different names.
 _FIELD_OF_ARG = {
@@ -151,6 +155,7 @@ class EngineArgs:
     model_impl: ModelImpl = ModelConfig.model_impl
     logits_processors: list[str | type] | None = ModelConfig.logits_processors
     attention_backend: Any = AttentionConfig.backend
+    kv_transfer_config: KVTransferConfig | dict[str, Any] | None = None
     additional_config: dict[str, Any] = field(default_factory=dict)
     use_tqdm_on_load: bool = LoadConfig.use_tqdm_on_load
     async_scheduling: bool | None = SchedulerConfig.async_scheduling

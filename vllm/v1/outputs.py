@@ -12,6 +12,9 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+
 
 class LogprobsLists(NamedTuple):
     """Logprobs on the host, a row a position. The first column is the token that was taken (or, for
@@ -64,6 +67,33 @@ class SamplerOutput:
 
 
 @dataclass
+class KVConnectorOutput:
+    """What the worker's half of a KV connector reports after a step.
+
+    finished_sending: requests whose pages, kept after their end, may be freed.
+    finished_recving: requests whose asynchronous load is over, well or not.
+    invalid_block_ids: pages that were to be loaded and were not.
+    """
+
+    finished_sending: set[str] | None = None
+    finished_recving: set[str] | None = None
+    kv_connector_stats: KVConnectorStats | None = None
+    kv_connector_worker_meta: KVConnectorWorkerMetadata | None = None
+    invalid_block_ids: set[int] = field(default_factory=set)
+    expected_finished_count: int = 0
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return not (
+            self.finished_sending
+            or self.finished_recving
+            or self.kv_connector_stats
+            or self.kv_connector_worker_meta
+            or self.invalid_block_ids
+        )
+
+
+@dataclass
 class ModelRunnerOutput:
     """What a step gave, a request at `req_id_to_index[req_id]` of each list.
 
@@ -76,7 +106,17 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]] = field(default_factory=list)
     logprobs: LogprobsLists | None = None
     prompt_logprobs_dict: dict[str, LogprobsLists | None] = field(default_factory=dict)
+    kv_connector_output: KVConnectorOutput | None = None
     num_nans_in_logits: dict[str, int] | None = None
+
+    @staticmethod
+    def with_kv_conn_output_only(
+        kv_connector_output: KVConnectorOutput | None,
+    ) -> ModelRunnerOutput:
+        """The output of a step without tokens."""
+        if kv_connector_output is None or kv_connector_output.is_empty():
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        return ModelRunnerOutput([], {}, kv_connector_output=kv_connector_output)
 
 
 class AsyncModelRunnerOutput(ABC):

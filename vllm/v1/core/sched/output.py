@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.request import Request
@@ -97,6 +98,7 @@ class SchedulerOutput:
     finished_req_ids: set[str]
     preempted_req_ids: set[str] = field(default_factory=set)
     num_common_prefix_blocks: list[int] = field(default_factory=list)
+    kv_connector_metadata: KVConnectorMetadata | None = None
     new_block_ids_to_zero: list[int] | None = None
     kv_cache_block_copies: list[KVCacheBlockCopy] | None = None
 
