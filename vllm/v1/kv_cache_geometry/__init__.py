@@ -17,6 +17,7 @@ from .dims import ROLES, Dim
 from .fields import Field, Part, fused_fields, latent_fields, split_fields, state_fields
 from .geometry import KVCacheGeometry
 from .overlap import Ownership
+from .permutation import PermutedCache
 from .roles import probe_roles
 from .tensors import storage_bytes
 
@@ -32,6 +33,7 @@ __all__ = [
     "LayerPlace",
     "Ownership",
     "Part",
+    "PermutedCache",
     "align",
     "fused_fields",
     "latent_fields",
