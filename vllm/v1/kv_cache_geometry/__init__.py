@@ -19,7 +19,7 @@ from .geometry import KVCacheGeometry
 from .overlap import Ownership
 from .permutation import PermutedCache
 from .roles import probe_roles
-from .tensors import storage_bytes
+from .tensors import shape_and_stride, storage_bytes
 
 __all__ = [
     "ROLES",
@@ -38,6 +38,7 @@ __all__ = [
     "fused_fields",
     "latent_fields",
     "probe_roles",
+    "shape_and_stride",
     "split_fields",
     "state_fields",
     "storage_bytes",

@@ -22,6 +22,11 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.int8, device=tensor.device).set_(tensor.untyped_storage())
 
 
+def shape_and_stride(tensor: torch.Tensor) -> str:
+    """Shape and strides, both in elements, for errors about tensors that have no geometry."""
+    return f"shape {tuple(tensor.shape)}, stride {tuple(tensor.stride())}"
+
+
 def strided(raw: torch.Tensor, dtype: str, dims: Sequence[Dim], offset: int) -> torch.Tensor:
     """A view of `raw`'s bytes, from `offset` bytes behind its first on.
 
