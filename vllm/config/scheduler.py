@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import InitVar
+from dataclasses import InitVar, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -37,6 +37,11 @@ class SchedulerConfig:
     """Prompt tokens of one request in one step; 0: as many as the step holds."""
     enable_chunked_prefill: bool = True
     """Let a prompt be computed over several steps."""
+    max_num_encoder_input_tokens: int = field(init=False, default=0)
+    """Encoder tokens in one step, over all requests; one longer input is encoded by itself. Set by
+    the constructor: `max_num_batched_tokens`."""
+    encoder_cache_size: int = field(init=False, default=0)
+    """Tokens of encoder output that are kept at a time. Set by the constructor, likewise."""
     policy: SchedulerPolicy = "fcfs"
     """fcfs: in order of arrival; priority: lower values of a request's priority first."""
     scheduler_cls: str | type[object] | None = None
@@ -80,6 +85,8 @@ class SchedulerConfig:
 
     def __post_init__(self, max_model_len: int, is_encoder_decoder: bool) -> None:
         self.verify_max_model_len(max_model_len)
+        self.max_num_encoder_input_tokens = self.max_num_batched_tokens
+        self.encoder_cache_size = self.max_num_batched_tokens
         if self.async_scheduling:
             raise ValueError("async_scheduling is not supported; leave it out")
 

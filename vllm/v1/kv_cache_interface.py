@@ -202,11 +202,19 @@ class SlidingWindowSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
-    """A decoder layer's K and V of the encoder's output: pages by the encoder's length."""
+    """A decoder layer's K and V of the encoder's output: pages by the encoder's length, of which
+    `max_num_encoder_tokens` is the most (None: as many as a request has tokens)."""
+
+    max_num_encoder_tokens: int | None = None
 
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         max_model_len = vllm_config.model_config.max_model_len
-        return cdiv(max_model_len, self.block_size) * self.page_size_bytes
+        return self.max_num_blocks_per_req(vllm_config, max_model_len) * self.page_size_bytes
+
+    def max_num_blocks_per_req(self, vllm_config: VllmConfig, max_len: int) -> int:
+        """By the longest encoder input, whatever the length of the request."""
+        longest = self.max_num_encoder_tokens
+        return cdiv(max_len if longest is None else longest, self.block_size)
 
 
 @dataclass(frozen=True)

@@ -3,38 +3,25 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreRequest, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
 
 if TYPE_CHECKING:
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_block import BlockHash
 
 _order_of_arrival = itertools.count()
-
-
-class PlaceholderSpan(Protocol):
-    """Where in the prompt an encoder input's embeddings go, in tokens."""
-
-    offset: int
-    length: int
-
-    def get_num_embeds(self) -> int:
-        """Embeddings the encoder makes for it."""
-
-
-class EncoderInput(Protocol):
-    """An input of the encoder (`MultiModalFeatureSpec`); `identifier` is a hash of its content."""
-
-    identifier: str
-    mm_position: PlaceholderSpan
+# A power of 2, so that places between two requests' are exact.
+MAX_FORKS = 1024
 
 
 class Adapter(Protocol):
@@ -62,7 +49,7 @@ class Request:
         pooling_params: None = None,
         client_index: int = 0,
         arrival_time: float | None = None,
-        mm_features: list[EncoderInput] | None = None,
+        mm_features: list[MultiModalFeatureSpec] | None = None,
         lora_request: Adapter | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
@@ -85,6 +72,8 @@ class Request:
         self.lora_request = lora_request
         self.cache_salt = cache_salt
         self.trace_headers = trace_headers
+        extra_args = sampling_params.extra_args or {}
+        self.kv_transfer_params: dict[str, Any] | None = extra_args.get("kv_transfer_params")
 
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -94,6 +83,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.error_message: str | None = None
+        self.is_engine_fault = False
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
         self.num_preemptions = 0
@@ -116,11 +106,29 @@ class Request:
             sampling_params=request.sampling_params,
             client_index=request.client_index,
             arrival_time=request.arrival_time,
+            mm_features=request.mm_features,
             cache_salt=request.cache_salt,
             priority=request.priority,
             trace_headers=request.trace_headers,
             block_hasher=block_hasher,
         )
+
+    def fork(self, request_id: str, output_token_ids: list[int], number: int) -> Request:
+        """A request of this one's prompt that goes on after `output_token_ids`, for one token. It
+        has this one's place in the order of arrival, those of one number after another.
+
+        This request must not have been scheduled; `number` is less than `MAX_FORKS`.
+        """
+        fork = copy.copy(self)
+        fork.request_id = request_id
+        fork.sequence = self.sequence + number / MAX_FORKS
+        fork.max_tokens = len(output_token_ids) + 1
+        fork._output_token_ids = list(output_token_ids)
+        fork._all_token_ids = self.prompt_token_ids + output_token_ids
+        fork._events = []
+        fork.block_hashes = list(self.block_hashes)
+        fork.update_block_hashes()
+        return fork
 
     def append_output_token_ids(self, token_ids: int | list[int]) -> None:
         """Adds sampled tokens and the hashes of the blocks they fill."""
@@ -155,8 +163,13 @@ class Request:
         return len(self._output_token_ids)
 
     @property
+    def num_encoder_inputs(self) -> int:
+        """Inputs of the encoder."""
+        return len(self.mm_features)
+
+    @property
     def has_encoder_inputs(self) -> bool:
-        """Whether the encoder has something to do for it."""
+        """Whether it has inputs of the encoder."""
         return bool(self.mm_features)
 
     def get_num_encoder_embeds(self, input_id: int) -> int:
@@ -206,6 +219,7 @@ class RequestStatus(enum.IntEnum):
     """Where a request stands. Everything after PREEMPTED is an end."""
 
     WAITING = enum.auto()
+    WAITING_FOR_REMOTE_KVS = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     FINISHED_STOPPED = enum.auto()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.v1.core.utils import Feature, Span, make_request
+from tests.v1.core.utils import make_feature, make_request
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name, sha256
 from vllm.v1.core.kv_cache_utils import (
@@ -93,19 +93,19 @@ def test_encoder_inputs_separate_from_where_they_begin():
     blocks it reaches into and, through the chain, in all after them."""
     prompt = list(range(16))
     plain = hashes(prompt)
-    cat = hashes(prompt, mm_features=[Feature("cat", Span(5, 4))])
-    dog = hashes(prompt, mm_features=[Feature("dog", Span(5, 4))])
+    cat = hashes(prompt, mm_features=[make_feature("cat", 4, offset=5)])
+    dog = hashes(prompt, mm_features=[make_feature("dog", 4, offset=5)])
     assert plain[0] == cat[0] == dog[0]
     for i in (1, 2, 3):
         assert len({plain[i], cat[i], dog[i]}) == 3
-    moved = hashes(prompt, mm_features=[Feature("cat", Span(6, 4))])
+    moved = hashes(prompt, mm_features=[make_feature("cat", 4, offset=6)])
     assert moved[1] != cat[1]
 
 
 def test_encoder_keys_name_the_features_of_the_block():
     """Each block has the features that reach into it, no more, and its successor starts its search
     where it may."""
-    features = [Feature("a", Span(0, 2)), Feature("b", Span(3, 6)), Feature("c", Span(10, 1))]
+    features = [make_feature("a", 2, offset=0), make_feature("b", 6, offset=3), make_feature("c", 1, offset=10)]
     request = Request("r", list(range(12)), SamplingParams(), mm_features=features)
     keys, next_idx = generate_block_hash_extra_keys(request, 0, 4, 0)
     assert keys == (("mm", "a", 0), ("mm", "b", 3)) and next_idx == 1

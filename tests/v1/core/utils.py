@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, resolve_kv_cache_block_sizes
@@ -18,6 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.kv_cache_interface import (
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -57,11 +59,14 @@ def make_config(
     enable_prefix_caching: bool = True,
     num_gpu_blocks_override: int | None = None,
     block_size: int = 16,
+    is_encoder_decoder: bool = False,
     **scheduler_options,
 ) -> VllmConfig:
-    """A config for a small Llama, without weights."""
+    """A config for a small Llama, without weights; or one that says it has an encoder."""
+    model_config = ModelConfig(model=_model_folder().name, max_model_len=max_model_len)
+    model_config.hf_config_dict["is_encoder_decoder"] = is_encoder_decoder
     return VllmConfig(
-        model_config=ModelConfig(model=_model_folder().name, max_model_len=max_model_len),
+        model_config=model_config,
         cache_config=CacheConfig(
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
@@ -69,7 +74,7 @@ def make_config(
         ),
         scheduler_config=SchedulerConfig(
             max_model_len=max_model_len,
-            is_encoder_decoder=False,
+            is_encoder_decoder=is_encoder_decoder,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
             **scheduler_options,
@@ -89,6 +94,16 @@ def window_spec(window: int, block_size: int = 16, **changes) -> SlidingWindowSp
     return SlidingWindowSpec(block_size=block_size, sliding_window=window, **fields)
 
 
+def cross_spec(
+    block_size: int = 16, max_num_encoder_tokens: int | None = None, **changes
+) -> CrossAttentionSpec:
+    """Cross-attention, 1 KiB a token."""
+    fields = {"num_kv_heads": 2, "head_size": 64, "dtype": "float32"} | changes
+    return CrossAttentionSpec(
+        block_size=block_size, max_num_encoder_tokens=max_num_encoder_tokens, **fields
+    )
+
+
 def make_kv_cache_config(usable_pages: int, *specs: KVCacheSpec) -> KVCacheConfig:
     """A cache of that many pages besides the null page, with a group for each spec."""
     groups = [KVCacheGroupSpec([f"layer.{i}"], spec) for i, spec in enumerate(specs)]
@@ -101,7 +116,8 @@ def make_scheduler(
     """A scheduler over that many pages besides the null page; one full attention group by
     default."""
     specs = specs or (full_spec(),)
-    vllm_config = make_config(**config)
+    has_encoder = any(isinstance(spec, CrossAttentionSpec) for spec in specs)
+    vllm_config = make_config(is_encoder_decoder=has_encoder, **config)
     kv_cache_config = make_kv_cache_config(usable_pages, *specs)
     block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     return Scheduler(
@@ -148,23 +164,10 @@ def make_request(
     )
 
 
-@dataclass
-class Span:
-    """Where an encoder input stands in the prompt; it has an embedding a token."""
-
-    offset: int
-    length: int
-
-    def get_num_embeds(self) -> int:
-        return self.length
-
-
-@dataclass
-class Feature:
-    """An encoder input."""
-
-    identifier: str
-    mm_position: Span
+def make_feature(identifier: str, num_tokens: int, offset: int = 0) -> MultiModalFeatureSpec:
+    """An encoder input of that many tokens."""
+    position = PlaceholderRange(offset, num_tokens)
+    return MultiModalFeatureSpec(None, "text", identifier, position, identifier)
 
 
 class FakeModel:
@@ -173,7 +176,9 @@ class FakeModel:
 
     It also keeps a KV cache: one value a slot, that names the group and all tokens up to that slot.
     A step writes first and then reads what each token attends to, so a page that was found though
-    its content is another's, was never computed, or is in use twice, is noticed.
+    its content is another's, was never computed, or is in use twice, is noticed. Groups of
+    cross-attention hold what the encoder made of the request's inputs; `encoded` are all inputs it
+    ran over.
     """
 
     def __init__(self, specs: list[KVCacheSpec], seed: int = 0, vocab_size: int = 1000) -> None:
@@ -183,6 +188,9 @@ class FakeModel:
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.block_ids: dict[str, tuple[list[int], ...]] = {}
+        self.features: dict[str, list[MultiModalFeatureSpec]] = {}
+        self.encoded: list[str] = []
+        self._kept: set[str] = set()
         self.finished: set[str] = set()
 
     def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -192,6 +200,7 @@ class FakeModel:
         assert set(begins) == set(step.num_scheduled_tokens)
         ends = {r: begins[r] + n for r, n in step.num_scheduled_tokens.items()}
         names = {r: self._name_prefixes(self.tokens[r][: ends[r]]) for r in ends}
+        self._encode(step)
         for request_id, end in ends.items():
             self._write(request_id, names[request_id], begins[request_id], end)
         for request_id in ends:
@@ -220,6 +229,7 @@ class FakeModel:
             assert new.req_id not in self.tokens, f"{new.req_id} is known already"
             self.tokens[new.req_id] = list(new.prefill_token_ids)
             self.block_ids[new.req_id] = tuple(list(ids) for ids in new.block_ids)
+            self.features[new.req_id] = new.mm_features
             begins[new.req_id] = new.num_computed_tokens
         known = step.scheduled_cached_reqs
         for i, request_id in enumerate(known.req_ids):
@@ -227,6 +237,29 @@ class FakeModel:
                 table.extend(added)
             begins[request_id] = known.num_computed_tokens[i]
         return begins
+
+    def _encode(self, step: SchedulerOutput) -> None:
+        """Runs the encoder; a step's outputs are kept until a later one says otherwise."""
+        assert self._kept >= set(step.free_encoder_mm_hashes), "freed though not kept"
+        self._kept -= set(step.free_encoder_mm_hashes)
+        for request_id, input_ids in step.scheduled_encoder_inputs.items():
+            assert request_id in {new.req_id for new in step.scheduled_new_reqs}
+            assert input_ids == list(range(len(self.features[request_id])))
+            for input_id in input_ids:
+                self.encoded.append(self.features[request_id][input_id].identifier)
+                self._kept.add(self.encoded[-1])
+            for group_id in self._cross_groups:
+                for position, name in enumerate(self._encoder_names(request_id)):
+                    slot = self._slot(request_id, group_id, position)
+                    self._slots[slot] = (group_id, name)
+
+    @property
+    def _cross_groups(self) -> list[int]:
+        return [i for i, s in enumerate(self._specs) if isinstance(s, CrossAttentionSpec)]
+
+    def _encoder_names(self, request_id: str) -> list[tuple[str, int]]:
+        features = self.features[request_id]
+        return [(f.identifier, i) for f in features for i in range(f.mm_position.length)]
 
     @staticmethod
     def _name_prefixes(tokens: list[int]) -> list[int]:
@@ -242,13 +275,22 @@ class FakeModel:
         return page_id, offset
 
     def _write(self, request_id: str, names: list[int], begin: int, end: int) -> None:
-        for group_id in range(len(self._specs)):
+        for group_id in set(range(len(self._specs))) - set(self._cross_groups):
             for position in range(begin, end):
                 slot = self._slot(request_id, group_id, position)
                 self._slots[slot] = (group_id, names[position])
 
     def _read(self, request_id: str, names: list[int], begin: int) -> None:
+        for group_id in self._cross_groups:
+            wanted = self._encoder_names(request_id)
+            pages = self.block_ids[request_id][group_id]
+            assert len(pages) == -(-len(wanted) // self._specs[group_id].block_size)
+            for position, name in enumerate(wanted):
+                found = self._slots.get(self._slot(request_id, group_id, position))
+                assert found == (group_id, name), f"{request_id}: encoder position {position}"
         for group_id, spec in enumerate(self._specs):
+            if group_id in self._cross_groups:
+                continue
             window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else len(names)
             for position in range(max(0, begin - window + 1), len(names)):
                 slot = self._slot(request_id, group_id, position)

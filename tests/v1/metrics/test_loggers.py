@@ -18,6 +18,7 @@ from vllm.v1.metrics.loggers import (
 )
 from vllm.v1.metrics.prometheus import PrometheusMetrics, buckets_1_2_5
 from vllm.v1.metrics.stats import (
+    EncoderStats,
     FinishedRequestStats,
     IterationStats,
     PrefixCacheStats,
@@ -42,6 +43,7 @@ def test_prometheus_text():
     metrics.set_cache_config_info()
     metrics.record_scheduler(scheduler_stats(3, 2, 0.25, 100, 40, preempted=1))
     metrics.record_scheduler(scheduler_stats(1, 0, 0.5, 10, 2))
+    metrics.record_scheduler(SchedulerStats(1, 0, 0.5, encoder_stats=EncoderStats(2, 3)))
     finished = FinishedRequestStats("stop", 2.0, 7, 3, 16, 0.1, 0.2, 0.5, 0.4)
     metrics.record_iteration(
         IterationStats(
@@ -56,6 +58,8 @@ def test_prometheus_text():
         f"vllm:num_requests_waiting{{{labels}}}": 0,
         f"vllm:kv_cache_usage_perc{{{labels}}}": 0.5,
         f"vllm:prefix_cache_queries_total{{{labels}}}": 110,
+        f"vllm:encoder_passes_total{{{labels}}}": 2,
+        f"vllm:encoder_hits_total{{{labels}}}": 3,
         f"vllm:prefix_cache_hits_total{{{labels}}}": 42,
         f"vllm:num_preemptions_total{{{labels}}}": 1,
         f"vllm:prompt_tokens_total{{{labels}}}": 7,

@@ -4,6 +4,7 @@ whatever else changes the keys and values of those tokens."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -94,6 +95,16 @@ def get_request_block_hasher(
         return new
 
     return hash_new_blocks
+
+
+def encoder_block_hashes(request: Request, num_blocks: int) -> list[BlockHash]:
+    """Names for the blocks that hold keys and values of the request's encoder output: those of the
+    same inputs, salt and adapter have the same. Longer than hashes of tokens, so never one of them.
+    """
+    adapter = request.lora_request.lora_int_id if request.lora_request is not None else None
+    identifiers = [feature.identifier for feature in request.mm_features]
+    whole = hashlib.sha256(repr((identifiers, request.cache_salt, adapter)).encode()).digest()
+    return [BlockHash(whole + b"encoder" + i.to_bytes(4, "big")) for i in range(num_blocks)]
 
 
 class BlockHashListWithBlockSize:

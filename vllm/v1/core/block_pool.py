@@ -198,9 +198,12 @@ class BlockPool:
             # Null: slid out of the window. With a hash: found by it, or cached by a twin.
             if block.is_null or block.block_hash is not None:
                 continue
-            key = make_block_hash_with_group_id(hashes[index], kv_cache_group_id)
-            block.set_block_hash(key)
-            self.cached_block_hash_to_block.insert(key, block)
+            self.cache_block(block, make_block_hash_with_group_id(hashes[index], kv_cache_group_id))
+
+    def cache_block(self, block: KVCacheBlock, key: BlockHashWithGroupId) -> None:
+        """Makes the content of `block`, which has no name yet, known as `key`."""
+        block.set_block_hash(key)
+        self.cached_block_hash_to_block.insert(key, block)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Forgets the content of these blocks; their holders keep them.

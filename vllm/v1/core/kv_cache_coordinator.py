@@ -14,6 +14,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_block import BlockHash, KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import (
     CacheHit,
+    CrossAttentionManager,
     SingleTypeKVCacheManager,
     get_manager_class,
     get_manager_for_kv_cache_spec,
@@ -57,6 +58,10 @@ class KVCacheCoordinator(ABC):
             )
             for group_id, group in enumerate(kv_cache_config.kv_cache_groups)
         )
+
+        self.cross_attention_managers = [
+            m for m in self.single_type_managers if isinstance(m, CrossAttentionManager)
+        ]
 
     @property
     def num_groups(self) -> int:
@@ -124,6 +129,24 @@ class KVCacheCoordinator(ABC):
         """Makes the content of the request's full blocks known, up to that many tokens."""
         for manager in self.single_type_managers:
             manager.cache_blocks(request, num_computed_tokens)
+
+    def find_encoder_blocks(
+        self, request: Request, num_encoder_tokens: int
+    ) -> dict[int, list[KVCacheBlock]] | None:
+        """By cross-attention group, the blocks that hold keys and values of the request's encoder
+        output; None if a group lacks some of them."""
+        found = {}
+        for manager in self.cross_attention_managers:
+            blocks = manager.find_encoder_blocks(request, num_encoder_tokens)
+            if blocks is None:
+                return None
+            found[manager.kv_cache_group_id] = blocks
+        return found or None
+
+    def cache_encoder_blocks(self, request: Request) -> None:
+        """Makes the request's cross-attention blocks known."""
+        for manager in self.cross_attention_managers:
+            manager.cache_encoder_blocks(request)
 
     def free(self, request_id: str) -> None:
         """Ends the request's tables and gives its blocks back, the tail first."""

@@ -115,13 +115,24 @@ class KVCacheManager:
 
     def record_prefix_cache_stats(self, request: Request, num_hits: int) -> None:
         """Counts the look-up of a request that was admitted with `num_hits` tokens found. One that
-        was preempted finds its own pages: that is no hit."""
-        if self.log_stats and request.num_preemptions == 0:
+        was preempted, or goes on with a beam, finds its own pages: that is no hit."""
+        if self.log_stats and request.num_preemptions == 0 and request.num_output_tokens == 0:
             self.prefix_cache_stats.record(request.num_tokens, num_hits)
+
+    def with_encoder_blocks(
+        self, request: Request, num_encoder_tokens: int, found: KVCacheBlocks
+    ) -> KVCacheBlocks | None:
+        """`found` and the blocks, not yet held, in which another request with the same encoder
+        inputs has left its keys and values; None: there are none, so the inputs must be encoded."""
+        by_group = self.coordinator.find_encoder_blocks(request, num_encoder_tokens)
+        if by_group is None:
+            return None
+        return KVCacheBlocks(tuple(by_group.get(i, own) for i, own in enumerate(found.blocks)))
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int]:
         """The request's longest beginning in the prefix cache: its blocks, not yet held, and its
-        tokens. Never the whole request: the last token is always computed, for its logits."""
+        tokens. Never the whole request: the last token is always computed, for its logits. Blocks
+        of encoder output are not among them, see `with_encoder_blocks`."""
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0
         blocks, num_tokens = self.coordinator.find_longest_cache_hit(
@@ -153,7 +164,8 @@ class KVCacheManager:
             num_lookahead_tokens: further slots, whose content is not cached.
             num_external_computed_tokens: tokens that a connector brings.
             delay_cache_blocks: do not make full blocks known: their content is still on its way.
-            num_encoder_tokens: tokens of the encoder's output; given with the first step.
+            num_encoder_tokens: tokens of the encoder's output; given with the first step. Blocks for
+                them that are not among `new_computed_blocks` are taken to be filled by that step.
             full_sequence_must_fit: refuse unless the request as it now stands fits to its end, not
                 only this step's share.
             reserved_blocks: free blocks that are promised to others (admission only).
@@ -163,7 +175,7 @@ class KVCacheManager:
             The blocks added, those found in the cache not among them; None if there is no room.
             Then nothing has changed, but for pages that slid out of a window.
         """
-        if num_new_tokens <= 0:
+        if num_new_tokens + num_external_computed_tokens <= 0:
             raise ValueError(f"room for {num_new_tokens} tokens was asked for")
         request_id = request.request_id
         hits = (new_computed_blocks or self.empty_kv_cache_blocks).blocks
@@ -191,7 +203,7 @@ class KVCacheManager:
         if num_needed > num_free:
             return None
 
-        if num_local > request.num_computed_tokens or num_external_computed_tokens:
+        if any(hits) or num_external_computed_tokens:
             self.coordinator.allocate_new_computed_blocks(
                 request_id, hits, num_local, num_external_computed_tokens
             )
@@ -201,6 +213,8 @@ class KVCacheManager:
             # any, so that requests of one step can share them. Lookahead tokens are guesses.
             known_tokens = min(num_computed + num_new_tokens, request.num_tokens)
             self.coordinator.cache_blocks(request, known_tokens)
+        if num_encoder_tokens and not delay_cache_blocks:
+            self.coordinator.cache_encoder_blocks(request)
         return KVCacheBlocks(new_blocks)
 
     def free(self, request: Request) -> None:
@@ -219,6 +233,8 @@ class KVCacheManager:
         """Makes the request's full blocks known, after `delay_cache_blocks`."""
         if self.enable_caching:
             self.coordinator.cache_blocks(request, num_computed_tokens)
+        if request.has_encoder_inputs:
+            self.coordinator.cache_encoder_blocks(request)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Forgets the content of these blocks."""

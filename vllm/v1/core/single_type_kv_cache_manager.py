@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from vllm.utils.math_utils import cdiv
-from vllm.v1.core.block_hash import BlockHashList
+from vllm.v1.core.block_hash import BlockHashList, encoder_block_hashes
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_block import KVCacheBlock
+from vllm.v1.core.kv_cache_block import KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     FullAttentionSpec,
@@ -289,16 +289,47 @@ class SlidingWindowManager(SingleTypeKVCacheManager):
 
 
 class CrossAttentionManager(SingleTypeKVCacheManager):
-    """Keys and values of the encoder's output: as many pages as it has tokens, from the request's
-    first step to its end, found by no prefix of the decoder's."""
+    """Keys and values of the encoder's output: pages for its tokens, from the request's first step
+    to its end. Requests with the same encoder input hold the same pages; they are found by the
+    input, all or none, and by no prefix of the decoder's.
+
+    Without prefix caching they are found only as long as somebody holds them.
+    """
 
     supports_prefix_caching: ClassVar[bool] = False
 
     def num_slots(self, num_tokens: int, num_encoder_tokens: int) -> int:
         return num_encoder_tokens
 
+    def find_encoder_blocks(
+        self, request: Request, num_encoder_tokens: int
+    ) -> list[KVCacheBlock] | None:
+        """The blocks of its encoder output, not yet held; None if not all of them are there."""
+        blocks = []
+        num_blocks = cdiv(num_encoder_tokens, self.block_size)
+        for block_hash in encoder_block_hashes(request, num_blocks):
+            found = self.block_pool.get_cached_block(block_hash, [self.kv_cache_group_id])
+            if found is None:
+                return None
+            blocks += found
+        return blocks
+
+    def cache_encoder_blocks(self, request: Request) -> None:
+        """Makes the request's blocks known, which this step fills."""
+        blocks = self.req_to_blocks[request.request_id]
+        for block, block_hash in zip(blocks, encoder_block_hashes(request, len(blocks))):
+            if block.block_hash is None:
+                key = make_block_hash_with_group_id(block_hash, self.kv_cache_group_id)
+                self.block_pool.cache_block(block, key)
+
+    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
+        blocks = super().pop_blocks_for_free(request_id)
+        if not self.enable_caching:
+            self.block_pool.evict_blocks({b.block_id for b in blocks if b.ref_cnt == 1})
+        return blocks
+
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Nothing: the hashes are those of decoder tokens."""
+        """Nothing: the hashes are those of decoder tokens. See `cache_encoder_blocks`."""
 
     def allocate_external_computed_blocks(
         self, request_id: str, num_local_computed_tokens: int, num_external_computed_tokens: int

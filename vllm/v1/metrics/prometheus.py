@@ -23,6 +23,8 @@ _GAUGES = {
 _COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
+    "encoder_passes": "Encoder inputs that the encoder ran over.",
+    "encoder_hits": "Encoder inputs whose keys and values were in the KV cache already.",
     "num_preemptions": "Times that a request was preempted.",
     "prompt_tokens": "Prompt tokens processed.",
     "prompt_tokens_cached": "Prompt tokens that were not computed, but in the prefix cache.",
@@ -127,6 +129,8 @@ class PrometheusMetrics:
         self.gauges["kv_cache_usage_perc"].set(stats.kv_cache_usage)
         self.counters["prefix_cache_queries"].inc(stats.prefix_cache_stats.queries)
         self.counters["prefix_cache_hits"].inc(stats.prefix_cache_stats.hits)
+        self.counters["encoder_passes"].inc(stats.encoder_stats.num_encoded)
+        self.counters["encoder_hits"].inc(stats.encoder_stats.num_found)
         self.counters["num_preemptions"].inc(stats.num_preempted_reqs)
 
     def record_iteration(self, stats: IterationStats) -> None:

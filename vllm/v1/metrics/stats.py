@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +31,14 @@ class PrefixCacheStats(msgspec.Struct):
         self.hits += num_hits
 
 
+class EncoderStats(msgspec.Struct):
+    """Encoder inputs of admitted requests since the last report: those that the encoder ran over,
+    and those whose keys and values were in the KV cache already."""
+
+    num_encoded: int = 0
+    num_found: int = 0
+
+
 class PrefillStats(msgspec.Struct):
     """How a request's prompt was computed, told with its first output."""
 
@@ -46,6 +54,9 @@ class SchedulerStats(msgspec.Struct):
     kv_cache_usage: float = 0.0
     prefix_cache_stats: PrefixCacheStats = msgspec.field(default_factory=PrefixCacheStats)
     num_preempted_reqs: int = 0
+    encoder_stats: EncoderStats = msgspec.field(default_factory=EncoderStats)
+    # What a KV connector has counted; `build_kv_connector_stats` of its class reads it.
+    kv_connector_stats: dict[str, Any] | None = None
 
 
 @dataclass

@@ -8,8 +8,6 @@ import pytest
 
 from tests.v1.core.utils import (
     Engine,
-    Feature,
-    Span,
     full_spec,
     make_request,
     make_scheduler,
@@ -18,7 +16,6 @@ from tests.v1.core.utils import (
 from vllm.v1.core.block_pool import KVCacheIntegrityError
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreEventType, FinishReason
-from vllm.v1.kv_cache_interface import CrossAttentionSpec
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
@@ -383,22 +380,6 @@ def test_books_are_checked_when_idle(monkeypatch: pytest.MonkeyPatch, switch: st
         return
     with pytest.raises(KVCacheIntegrityError):
         scheduler.update_from_output(step, given)
-
-
-def test_encoder_tokens_get_pages():
-    """In a model with an encoder a request gets cross-attention pages for its encoder input with
-    its first step; one whose encoder input alone is too large is told so."""
-    cross = CrossAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="float32")
-    scheduler = make_scheduler(20, full_spec(), cross)
-    scheduler.is_encoder_decoder = True
-    for name, num_encoder_tokens in (("a", 100), ("big", 400)):
-        features = [Feature(name, Span(0, num_encoder_tokens))]
-        scheduler.add_request(make_request(name, 20, 5, mm_features=features))
-    step = scheduler.schedule()
-    (new,) = step.scheduled_new_reqs
-    assert [len(ids) for ids in new.block_ids] == [2, 7]
-    told = scheduler.update_from_output(step, output_of(step, {"a": [5]}))[0].outputs
-    assert {o.request_id: o.finish_reason for o in told} == {"a": None, "big": FinishReason.ERROR}
 
 
 def test_waiting_requests_cost_a_step_nothing():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.sampling_params import SamplingParams
     from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
     from vllm.v1.request import Request
@@ -19,6 +20,7 @@ class NewRequestData:
 
     `block_ids` has a list of page ids for each KV cache group. `prefill_token_ids` are the tokens
     to compute: the prompt and, for a request that was preempted, what it had generated.
+    `mm_features` are its encoder inputs.
     """
 
     req_id: str
@@ -27,6 +29,7 @@ class NewRequestData:
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
     prefill_token_ids: list[int] | None = None
+    mm_features: list[MultiModalFeatureSpec] = field(default_factory=list)
 
     @classmethod
     def from_request(
@@ -43,6 +46,7 @@ class NewRequestData:
             block_ids=block_ids,
             num_computed_tokens=request.num_computed_tokens,
             prefill_token_ids=prefill_token_ids,
+            mm_features=request.mm_features,
         )
 
     def anon_repr(self) -> str:
@@ -88,6 +92,9 @@ class SchedulerOutput:
     For the runner's states: `scheduled_new_reqs`, `scheduled_cached_reqs`, and what it must forget:
     `finished_req_ids` (each is named once) and `preempted_req_ids`.
     For the batch: `num_scheduled_tokens` (request id -> tokens to compute, at least 1).
+    For the encoder: `scheduled_encoder_inputs` (request id -> which of its `mm_features` to encode
+    in this step) and, to be forgotten before, `free_encoder_mm_hashes` (identifiers of outputs that
+    an earlier step made).
     For the cache, before the step runs: pages to zero and pages to copy.
     """
 
@@ -98,6 +105,8 @@ class SchedulerOutput:
     finished_req_ids: set[str]
     preempted_req_ids: set[str] = field(default_factory=set)
     num_common_prefix_blocks: list[int] = field(default_factory=list)
+    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
+    free_encoder_mm_hashes: list[str] = field(default_factory=list)
     kv_connector_metadata: KVConnectorMetadata | None = None
     new_block_ids_to_zero: list[int] | None = None
     kv_cache_block_copies: list[KVCacheBlockCopy] | None = None

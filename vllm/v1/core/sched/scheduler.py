@@ -17,14 +17,17 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.encoder_inputs import EncoderInputs
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
-from vllm.v1.core.sched.look_ahead import LookAhead
+from vllm.v1.core.sched.look_ahead import Admission, LookAhead
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.remote_kv import LOSS_MESSAGE, make_remote_kv
 from vllm.v1.core.sched.request_queue import (
     RequestQueue,
     SchedulingPolicy,
@@ -39,11 +42,15 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
 logger = init_logger(__name__)
 
 
 class Scheduler(SchedulerInterface):
-    """See the module. `requests` holds all unfinished ones; each is in `running` or `waiting`."""
+    """See the module. `requests` holds all unfinished ones; each is in `running`, in `waiting` or
+    with `remote_kv`."""
 
     def __init__(
         self,
@@ -61,7 +68,6 @@ class Scheduler(SchedulerInterface):
         self.max_num_running_reqs = config.max_num_seqs
         self.max_num_scheduled_tokens = config.max_num_batched_tokens
         self.max_model_len = vllm_config.model_config.max_model_len
-        self.is_encoder_decoder = vllm_config.model_config.is_encoder_decoder
         self.log_stats = log_stats
         self.num_kv_cache_groups = len(kv_cache_config.kv_cache_groups)
         self.kv_cache_manager = KVCacheManager(
@@ -74,9 +80,13 @@ class Scheduler(SchedulerInterface):
             log_stats=log_stats,
             watermark=config.watermark,
         )
+        self.encoder_inputs = EncoderInputs(vllm_config, kv_cache_config)
 
         policy = SchedulingPolicy(config.policy)
         self._order_key = get_order_key(policy)
+        self.remote_kv = make_remote_kv(
+            vllm_config, kv_cache_config, self.kv_cache_manager, self._order_key, log_stats
+        )
         self.requests: dict[str, Request] = {}
         self.waiting: RequestQueue = create_request_queue(policy)
         self.running: list[Request] = []
@@ -100,6 +110,7 @@ class Scheduler(SchedulerInterface):
         if self._pause_state is not PauseState.PAUSED_ALL:
             self._schedule_running(plan)
         if self._pause_state is PauseState.UNPAUSED:
+            self._schedule_loaded(plan)
             self._schedule_waiting(plan)
         return self._close(plan)
 
@@ -129,16 +140,35 @@ class Scheduler(SchedulerInterface):
             if last is request:
                 return False
 
+    def _schedule_loaded(self, plan: StepPlan) -> None:
+        """Starts requests that have got pages and content already."""
+        for request in list(self.remote_kv.loaded):
+            num_tokens = self._num_tokens_next(request, request.num_computed_tokens, plan)
+            if num_tokens == 0 or len(self.running) >= self.max_num_running_reqs:
+                break
+            if self.kv_cache_manager.allocate_slots(request, num_tokens) is not None:
+                self.remote_kv.taken(request)
+                self._start(request, num_tokens, plan)
+            elif not self.running:
+                # Nobody else will give pages back for what it has besides.
+                self.remote_kv.taken(request)
+                self._start_over(request)
+
     def _schedule_waiting(self, plan: StepPlan) -> None:
         if not self.waiting:
             return
         look_ahead = LookAhead()
-        num_promised_blocks = sum(self._num_blocks_promised_to(r, plan) for r in self.running)
+        num_promised_blocks = sum(
+            self._num_blocks_promised_to(r, plan) for r in (*self.running, *self.remote_kv.requests)
+        )
         taken: list[Request] = []
         for request in self.waiting:
             if self._is_full(plan) or look_ahead.is_closed:
                 break
-            if self._admit(request, plan, num_promised_blocks):
+            admission = self._admit(request, plan, num_promised_blocks)
+            if admission is Admission.NOT_YET:
+                continue
+            if admission is Admission.ADMITTED:
                 look_ahead.admitted()
                 num_promised_blocks += self._num_blocks_promised_to(request, plan)
             elif (reason := self._why_it_can_never_run(request)) is not None:
@@ -163,34 +193,60 @@ class Scheduler(SchedulerInterface):
             return 0
         return self.kv_cache_manager.num_blocks_to_complete(request)
 
-    def _admit(self, request: Request, plan: StepPlan, num_promised_blocks: int) -> bool:
-        """Starts a waiting request, if there is room for all its tokens so far."""
-        manager = self.kv_cache_manager
+    def _admit(self, request: Request, plan: StepPlan, num_promised_blocks: int) -> Admission:
+        """Starts a waiting request, or the load of its keys and values, if there is room for all
+        its tokens so far, and for its encoder inputs unless their keys and values are found."""
+        manager, encoder = self.kv_cache_manager, self.encoder_inputs
         hits, num_hit_tokens = manager.get_computed_blocks(request)
-        num_tokens = self._num_tokens_next(request, num_hit_tokens, plan)
-        if num_tokens == 0:
-            return False
+        remote = self.remote_kv.find(request, num_hit_tokens)
+        if remote is None:
+            return Admission.NOT_YET
+        num_computed_tokens = num_hit_tokens + remote.num_computed
+        if remote.is_async:
+            num_tokens = remote.num_loaded - remote.num_computed
+        else:
+            num_tokens = self._num_tokens_next(request, num_computed_tokens, plan)
+        num_encoder_tokens = encoder.num_tokens(request)
+        all_hits = manager.with_encoder_blocks(request, num_encoder_tokens, hits)
+        must_encode = all_hits is None and remote.num_loaded == 0
+        if not (num_tokens or remote.is_async) or (
+            must_encode and not encoder.has_room(request, plan)
+        ):
+            return Admission.NO_ROOM
         new_blocks = manager.allocate_slots(
             request,
             num_tokens,
             num_new_computed_tokens=num_hit_tokens,
-            new_computed_blocks=hits,
-            num_encoder_tokens=self._num_encoder_tokens(request),
+            new_computed_blocks=all_hits or hits,
+            num_external_computed_tokens=remote.num_computed,
+            delay_cache_blocks=remote.is_async,
+            num_encoder_tokens=num_encoder_tokens,
             full_sequence_must_fit=True,
             reserved_blocks=num_promised_blocks,
             has_scheduled_reqs=bool(self.running),
         )
         if new_blocks is None:
-            return False
+            return Admission.NO_ROOM
         manager.record_prefix_cache_stats(request, num_hit_tokens)
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = num_hit_tokens
-        request.num_computed_tokens = num_hit_tokens
+            request.num_cached_tokens = num_computed_tokens
+        request.num_computed_tokens = num_computed_tokens
+        self.remote_kv.allocated(request, remote)
+        if not remote.is_async:
+            self._start(request, num_tokens, plan)
+        if must_encode:
+            encoder.encode(request, plan)
+        else:
+            encoder.found(request)
+        return Admission.ADMITTED
+
+    def _start(self, request: Request, num_tokens: int, plan: StepPlan) -> None:
+        """Gives a request that has pages its seat, and its first tokens."""
         request.status = RequestStatus.RUNNING
         self._record(request, EngineCoreEventType.SCHEDULED)
         bisect.insort(self.running, request, key=self._order_key)
-        plan.add_new(request, num_tokens, manager.get_block_ids(request.request_id))
-        return True
+        block_ids = self.kv_cache_manager.get_block_ids(request.request_id)
+        plan.add_new(request, num_tokens, block_ids)
 
     def _num_tokens_next(self, request: Request, num_computed_tokens: int, plan: StepPlan) -> int:
         """Tokens that the request computes in this step: all that are known but not computed, or
@@ -204,12 +260,6 @@ class Scheduler(SchedulerInterface):
             num_tokens = min(num_tokens, threshold)
         return min(num_tokens, plan.token_budget)
 
-    def _num_encoder_tokens(self, request: Request) -> int:
-        """Tokens of encoder output that decoder layers look at."""
-        if not self.is_encoder_decoder:
-            return 0
-        return sum(request.get_num_encoder_embeds(i) for i in range(len(request.mm_features)))
-
     def _close(self, plan: StepPlan) -> SchedulerOutput:
         """Makes the plan the step, and counts its tokens as computed."""
         output = SchedulerOutput(
@@ -221,8 +271,11 @@ class Scheduler(SchedulerInterface):
             preempted_req_ids=self._preempted_req_ids,
             # Zeros: no attention backend here computes a prefix common to all requests apart.
             num_common_prefix_blocks=[0] * self.num_kv_cache_groups,
+            scheduled_encoder_inputs=plan.encoder_inputs,
+            free_encoder_mm_hashes=self.encoder_inputs.end_step(),
             new_block_ids_to_zero=self.kv_cache_manager.take_new_block_ids() or None,
         )
+        self.remote_kv.describe(output)
         self.finished_req_ids = set()
         self._preempted_req_ids = set()
         for request in plan.requests:
@@ -234,27 +287,32 @@ class Scheduler(SchedulerInterface):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        remote_output = model_runner_output.kv_connector_output
+        for request in self.remote_kv.take_in(remote_output, self.running):
+            self._lose(request)
         by_client: dict[int, list[EngineCoreOutput]] = defaultdict(list)
-        stopped: set[Request] = set()
+        stopped: dict[Request, EngineCoreOutput] = {}
         for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
-            if request is None:
-                continue  # It was ended from outside while the step ran.
+            if request is None or request.status is not RequestStatus.RUNNING:
+                continue  # It was ended from outside while the step ran, or lost its pages.
             output = self._update_request(request, model_runner_output)
             if output is None:
                 continue
             by_client[request.client_index].append(output)
             if output.finished:
-                stopped.add(request)
-        self._remove(stopped)
-        for request in stopped:
-            self._free(request)
+                stopped[request] = output
+        self._remove(set(stopped))
+        for request, output in stopped.items():
+            output.kv_transfer_params = self._free(request)
         for request in self._failed:
             by_client[request.client_index].append(_last_output(request))
         self._failed = []
         if self._check_integrity_when_idle and not self.requests:
             self.check_integrity()
-        return self._address(by_client)
+        has_news = by_client or remote_output is not None or scheduler_output.finished_req_ids
+        has_news = has_news or scheduler_output.num_scheduled_tokens
+        return self._address(by_client, self.make_stats() if has_news else None)
 
     def _update_request(
         self, request: Request, output: ModelRunnerOutput
@@ -283,7 +341,7 @@ class Scheduler(SchedulerInterface):
         )
 
     def _address(
-        self, by_client: dict[int, list[EngineCoreOutput]]
+        self, by_client: dict[int, list[EngineCoreOutput]], stats: SchedulerStats | None
     ) -> dict[int, EngineCoreOutputs]:
         """An envelope for each client that is to be told something; stats go with the first."""
         outputs = {client: EngineCoreOutputs(outputs=made) for client, made in by_client.items()}
@@ -291,7 +349,6 @@ class Scheduler(SchedulerInterface):
             for client, request_ids in self._finished_by_client.items():
                 outputs.setdefault(client, EngineCoreOutputs()).finished_requests = request_ids
             self._finished_by_client = defaultdict(set)
-        stats = self.make_stats()
         if stats is not None:
             if not outputs:
                 outputs[0] = EngineCoreOutputs()
@@ -301,10 +358,11 @@ class Scheduler(SchedulerInterface):
     # --- Requests come and go ---
 
     def add_request(self, request: Request) -> None:
-        if request.request_id in self.requests:
+        if request.request_id in self.requests or self.remote_kv.holds(request.request_id):
             raise ValueError(f"request id {request.request_id!r} is in use")
         self._record(request, EngineCoreEventType.QUEUED)
         self.requests[request.request_id] = request
+        self.remote_kv.arrived(request)
         reason = self._why_it_can_never_run(request)
         if reason is not None:
             self._fail(request, reason)
@@ -333,7 +391,10 @@ class Scheduler(SchedulerInterface):
         Requests are given tokens in order and the last is the victim, so no victim has been given
         tokens in this step: the pages it made known to the prefix cache are all computed.
         """
-        request = self.running.pop()
+        self._start_over(self.running.pop())
+
+    def _start_over(self, request: Request) -> None:
+        """Takes all pages of a request that is in no list, and lets it wait."""
         self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
@@ -343,21 +404,34 @@ class Scheduler(SchedulerInterface):
         self._record(request, EngineCoreEventType.PREEMPTED)
         self.waiting.prepend_request(request)
 
+    def _lose(self, request: Request) -> None:
+        """Pages that the request needs could not be loaded."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        if self.remote_kv.recomputes:
+            logger.warning("request %s: keys and values are computed anew", request.request_id)
+            self._start_over(request)
+        else:
+            request.is_engine_fault = True
+            self._fail(request, LOSS_MESSAGE)
+
     def _fail(self, request: Request, reason: str) -> None:
-        """Ends a request that is in neither list; its client is told why with the next outputs."""
+        """Ends a request that is in no list; its client is told why with the next outputs."""
         logger.warning("request %s: %s", request.request_id, reason)
         request.status = RequestStatus.FINISHED_ERROR
         request.error_message = reason
         self._free(request)
         self._failed.append(request)
 
-    def _free(self, request: Request) -> None:
-        """Forgets a finished request that is in neither list any more."""
-        self.kv_cache_manager.free(request)
+    def _free(self, request: Request) -> dict[str, Any] | None:
+        """Forgets a finished request that is in no list any more. Returns the `kv_transfer_params`
+        of its output."""
+        kv_transfer_params = self.remote_kv.end(request)
         del self.requests[request.request_id]
         self.finished_req_ids.add(request.request_id)
         if self._finished_by_client is not None:
             self._finished_by_client[request.client_index].add(request.request_id)
+        return kv_transfer_params
 
     def _remove(self, requests: set[Request]) -> None:
         """Takes requests out of `running` and `waiting`."""
@@ -365,7 +439,7 @@ class Scheduler(SchedulerInterface):
             return
         in_running = requests.intersection(self.running)
         self.running = remove_all(self.running, in_running)
-        self.waiting.remove_requests(requests - in_running)
+        self.waiting.remove_requests(requests.difference(in_running, self.remote_kv.requests))
 
     def _record(self, request: Request, event: EngineCoreEventType) -> None:
         if self.log_stats:
@@ -384,24 +458,27 @@ class Scheduler(SchedulerInterface):
                 f"the prompt has {num_tokens} tokens, a step {self.max_num_scheduled_tokens} "
                 "(--max-num-batched-tokens), and prompts are not split (chunked prefill is off)"
             )
-        if not self.kv_cache_manager.can_ever_hold(num_tokens, self._num_encoder_tokens(request)):
+        num_encoder_tokens = self.encoder_inputs.num_tokens(request)
+        if not self.kv_cache_manager.can_ever_hold(num_tokens, num_encoder_tokens):
             return self._too_large_for_the_pool(request)
-        return None
+        return self.encoder_inputs.why_never(request)
 
     def _too_large_for_the_pool(self, request: Request) -> str:
-        manager, num_encoder_tokens = self.kv_cache_manager, self._num_encoder_tokens(request)
+        manager = self.kv_cache_manager
+        num_encoder_tokens = self.encoder_inputs.num_tokens(request)
         longest = bisect.bisect_left(
             range(1, self.max_model_len + 1),
             True,
             key=lambda num_tokens: not manager.can_ever_hold(num_tokens, num_encoder_tokens),
         )
         block_sizes = sorted({m.block_size for m in manager.single_type_managers})
+        beside = f" beside {num_encoder_tokens} of encoder input" if num_encoder_tokens else ""
         return (
             f"the request has {request.num_tokens} tokens ({request.num_prompt_tokens} of prompt, "
             f"{request.num_output_tokens} generated), but the KV cache "
             f"({manager.block_pool.num_usable_blocks} pages of {'/'.join(map(str, block_sizes))} "
-            f"tokens) holds at most {longest} of one request: ask for fewer, or start the server "
-            "with a larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
+            f"tokens) holds at most {longest} of one request{beside}: ask for fewer, or start "
+            "the server with a larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
         )
 
     # --- What others ask ---
@@ -411,13 +488,13 @@ class Scheduler(SchedulerInterface):
             return 0
         if self._pause_state is PauseState.PAUSED_NEW:
             return len(self.running)
-        return len(self.running) + len(self.waiting)
+        return sum(self.get_request_counts())
 
     def has_finished_requests(self) -> bool:
-        return bool(self.finished_req_ids)
+        return bool(self.finished_req_ids) or self.remote_kv.has_work
 
     def get_request_counts(self) -> tuple[int, int]:
-        return len(self.running), len(self.waiting)
+        return len(self.running), len(self.waiting) + len(self.remote_kv.requests)
 
     def get_kv_cache_usage(self) -> float:
         return self.kv_cache_manager.usage
@@ -432,12 +509,14 @@ class Scheduler(SchedulerInterface):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        if reset_connector:
-            logger.warning("reset_connector has no effect: there is no KV connector")
+        done = self.remote_kv.reset() if reset_connector else True
         if reset_running_requests:
             while self.running:
                 self._preempt_last()
-        return self.kv_cache_manager.reset_prefix_cache()
+        return self.kv_cache_manager.reset_prefix_cache() and done
+
+    def get_kv_connector(self) -> KVConnectorBase_V1 | None:
+        return self.remote_kv.connector
 
     def make_stats(self) -> SchedulerStats | None:
         prefix_cache_stats = self.kv_cache_manager.make_prefix_cache_stats()
@@ -446,10 +525,12 @@ class Scheduler(SchedulerInterface):
         num_preempted, self._num_preempted_since_stats = self._num_preempted_since_stats, 0
         return SchedulerStats(
             num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting),
+            num_waiting_reqs=self.get_request_counts()[1],
             kv_cache_usage=self.kv_cache_manager.usage,
             prefix_cache_stats=prefix_cache_stats,
             num_preempted_reqs=num_preempted,
+            kv_connector_stats=self.remote_kv.take_stats(),
+            encoder_stats=self.encoder_inputs.take_stats(),
         )
 
     def check_integrity(self) -> None:
@@ -461,7 +542,7 @@ class Scheduler(SchedulerInterface):
         self.kv_cache_manager.check_integrity()
 
     def shutdown(self) -> None:
-        """Nothing is held that has to be let go."""
+        self.remote_kv.shutdown()
 
 
 def _last_output(request: Request) -> EngineCoreOutput:
@@ -472,4 +553,5 @@ def _last_output(request: Request) -> EngineCoreOutput:
         finish_reason=request.get_finished_reason(),
         events=request.take_events(),
         error_message=request.error_message,
+        is_engine_fault=request.is_engine_fault,
     )

@@ -23,6 +23,8 @@ class StepPlan:
     new_requests: list[NewRequestData] = field(default_factory=list)
     known_requests: CachedRequestData = field(default_factory=CachedRequestData.make_empty)
     requests: list[Request] = field(default_factory=list)
+    encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
+    num_encoder_tokens: int = 0
 
     def add_new(
         self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]
@@ -43,6 +45,13 @@ class StepPlan:
         known.num_computed_tokens.append(request.num_computed_tokens)
         known.num_output_tokens.append(request.num_output_tokens)
         self._add(request, num_tokens)
+
+    def add_encoder_inputs(
+        self, request: Request, input_ids: list[int], num_encoder_tokens: int
+    ) -> None:
+        """The step encodes these inputs of an admitted request, `num_encoder_tokens` in all."""
+        self.encoder_inputs[request.request_id] = input_ids
+        self.num_encoder_tokens += num_encoder_tokens
 
     def num_tokens_of(self, request: Request) -> int:
         """Tokens given to `request` so far."""
