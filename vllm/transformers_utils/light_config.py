@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.transformers_utils import nemotron_parse
+
 _COMMON: dict[str, Any] = dict(
     architectures=None,
     bos_token_id=1,
@@ -71,6 +73,8 @@ def make_light_config(config: dict[str, Any]) -> LightConfig | None:
     class is needed."""
     from vllm.transformers_utils.config import get_rope_parameters
 
+    if config.get("model_type") == nemotron_parse.MODEL_TYPE:
+        return LightConfig(config)  # complete already, and unknown to Transformers
     defaults = _DEFAULTS.get(config.get("model_type", ""))
     rope = get_rope_parameters(config)
     # Other ropes get parameters from elsewhere in the config.

@@ -21,5 +21,17 @@ class VerifyAndUpdateConfig:
         """Called when the model's config has been read."""
 
 
+class NemotronParseConfig(VerifyAndUpdateConfig):
+    """Its config.json is read without the code that comes with it."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: ModelConfig) -> None:
+        from vllm.transformers_utils.nemotron_parse import complete_config
+
+        model_config.hf_config_dict = complete_config(model_config.hf_config_dict)
+
+
 # Architecture -> its hooks. Out-of-tree models add theirs.
-MODELS_CONFIG_MAP: dict[str, type[VerifyAndUpdateConfig]] = {}
+MODELS_CONFIG_MAP: dict[str, type[VerifyAndUpdateConfig]] = {
+    "NemotronParseForConditionalGeneration": NemotronParseConfig,
+}
