@@ -47,6 +47,7 @@ LATE_BOUND = {
     ("vllm.config.model", "vllm.model_executor.models.registry"),
     ("vllm.config.vllm", "vllm.model_executor.models.config"),
     ("vllm.config.scheduler", "vllm.v1.core.sched.scheduler"),
+    ("vllm.multimodal.registry", "vllm.model_executor.models.registry"),
     ("vllm.platforms.attention_choice", "vllm.v1.attention.backends.registry"),
     ("vllm.platforms.attention_choice", "vllm.v1.attention.backend"),
     ("vllm.platforms.rocm", "vllm.v1.attention.backend"),

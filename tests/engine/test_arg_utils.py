@@ -17,7 +17,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Fields that no user sets: found by the constructor, or put there by the engine and its hooks.
 _NOT_FLAGS = {
-    "ModelConfig": {"original_max_model_len", "download_dir"},
+    "ModelConfig": {"original_max_model_len", "download_dir", "multimodal_config"},
     "CacheConfig": {"sliding_window"},
     "SchedulerConfig": {"runner_type", "max_model_len", "is_encoder_decoder"},
     "ParallelConfig": {"data_parallel_rank", "rank"},

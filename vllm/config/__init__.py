@@ -9,6 +9,7 @@ from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
+from vllm.config.multimodal import MultiModalConfig
 from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
@@ -31,6 +32,7 @@ __all__ = [
     "LoRAConfig",
     "LoadConfig",
     "ModelConfig",
+    "MultiModalConfig",
     "ObservabilityConfig",
     "ParallelConfig",
     "SchedulerConfig",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
+from vllm.config.multimodal import MultiModalConfig
 from vllm.config.utils import config, hash_factors
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import dtype_name
@@ -85,6 +86,10 @@ class ModelConfig:
     package.module:Class."""
     download_dir: str | None = None
     """Folder of the hub's cache; left out: Hugging Face's own."""
+    allowed_media_domains: list[str] | None = None
+    """Hosts that images are fetched from over http(s), and no others. Left out: none is fetched."""
+    multimodal_config: MultiModalConfig = Field(default_factory=MultiModalConfig)
+    """What prompts may have besides tokens."""
     original_max_model_len: int | None = field(init=False, default=None)
     """`max_model_len` as it was given; set by the constructor."""
     hf_config_dict: dict[str, Any] = field(init=False, default_factory=dict)
@@ -207,6 +212,10 @@ class ModelConfig:
     def is_encoder_decoder(self) -> bool:
         """Whether the model has an encoder whose output the decoder attends to."""
         return bool(self.hf_config_dict.get("is_encoder_decoder", False))
+
+    def get_multimodal_config(self) -> MultiModalConfig:
+        """What prompts may have besides tokens."""
+        return self.multimodal_config
 
     def get_vocab_size(self) -> int:
         """Rows of the logits; may be more than the tokenizer has tokens."""

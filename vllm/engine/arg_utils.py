@@ -17,6 +17,7 @@ from vllm.config import (
     KVTransferConfig,
     LoadConfig,
     ModelConfig,
+    MultiModalConfig,
     ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -41,8 +42,9 @@ _CONFIG_ARGS: dict[type, tuple[str, ...]] = {
         "skip_tokenizer_init", "trust_remote_code", "revision", "code_revision",
         "tokenizer_revision", "hf_config_path", "hf_overrides", "hf_token", "quantization",
         "enforce_eager", "seed", "max_logprobs", "logprobs_mode", "generation_config",
-        "override_generation_config", "model_impl", "logits_processors",
+        "override_generation_config", "model_impl", "logits_processors", "allowed_media_domains",
     ),
+    MultiModalConfig: ("limit_mm_per_prompt", "mm_processor_kwargs"),
     LoadConfig: (
         "load_format", "download_dir", "model_loader_extra_config", "ignore_patterns",
         "use_tqdm_on_load",
@@ -72,6 +74,7 @@ _CONFIG_ARGS: dict[type, tuple[str, ...]] = {
 _FIELD_OF_ARG = {
     "kv_cache_dtype": "cache_dtype",
     "scheduling_policy": "policy",
+    "limit_mm_per_prompt": "limit_per_prompt",
     "attention_backend": "backend",
 }
 _SHORT_FLAGS = {
@@ -154,6 +157,9 @@ class EngineArgs:
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     model_impl: ModelImpl = ModelConfig.model_impl
     logits_processors: list[str | type] | None = ModelConfig.logits_processors
+    allowed_media_domains: list[str] | None = ModelConfig.allowed_media_domains
+    limit_mm_per_prompt: dict[str, Any] = field(default_factory=dict)
+    mm_processor_kwargs: dict[str, Any] | None = MultiModalConfig.mm_processor_kwargs
     attention_backend: Any = AttentionConfig.backend
     kv_transfer_config: KVTransferConfig | dict[str, Any] | None = None
     additional_config: dict[str, Any] = field(default_factory=dict)
@@ -192,7 +198,11 @@ class EngineArgs:
 
     def create_model_config(self) -> ModelConfig:
         """Reads the model's config and resolves what was left out."""
-        return self._make(ModelConfig, download_dir=self.download_dir)
+        return self._make(
+            ModelConfig,
+            download_dir=self.download_dir,
+            multimodal_config=self._make(MultiModalConfig),
+        )
 
     def create_load_config(self) -> LoadConfig:
         """Where weights come from."""

@@ -1,12 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts, as users hand them in."""
+"""Prompts: as users hand them in (`llm`), and as processors leave them (`engine`)."""
 
+from vllm.inputs.engine import (
+    DecoderOnlyEngineInput,
+    EncoderDecoderInput,
+    EngineInput,
+    MultiModalEncDecInput,
+    MultiModalHashes,
+    MultiModalInput,
+    MultiModalPlaceholders,
+    SingletonInput,
+    TokensInput,
+    build_enc_dec_input,
+    mm_enc_dec_input,
+    mm_input,
+    split_enc_dec_input,
+    tokens_input,
+)
 from vllm.inputs.llm import (
     DecoderOnlyPrompt,
+    EncoderDecoderPrompt,
+    ExplicitEncoderDecoderPrompt,
+    ModalityData,
+    MultiModalDataBuiltins,
+    MultiModalDataDict,
+    MultiModalUUIDDict,
     PromptType,
     SingletonPrompt,
     TextPrompt,
     TokensPrompt,
 )
 
-__all__ = ["DecoderOnlyPrompt", "PromptType", "SingletonPrompt", "TextPrompt", "TokensPrompt"]
+__all__ = [
+    "DecoderOnlyEngineInput",
+    "DecoderOnlyPrompt",
+    "EncoderDecoderInput",
+    "EncoderDecoderPrompt",
+    "EngineInput",
+    "ExplicitEncoderDecoderPrompt",
+    "ModalityData",
+    "MultiModalDataBuiltins",
+    "MultiModalDataDict",
+    "MultiModalEncDecInput",
+    "MultiModalHashes",
+    "MultiModalInput",
+    "MultiModalPlaceholders",
+    "MultiModalUUIDDict",
+    "PromptType",
+    "SingletonInput",
+    "SingletonPrompt",
+    "TextPrompt",
+    "TokensInput",
+    "TokensPrompt",
+    "build_enc_dec_input",
+    "mm_enc_dec_input",
+    "mm_input",
+    "split_enc_dec_input",
+    "tokens_input",
+]

@@ -223,7 +223,8 @@ class AsyncLLM:
         if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str):
             text = prompt["prompt"]
         process = self.input_processor.process_inputs
-        if len(text) > _LONG_TEXT:
+        # The first prompt for an encoder imports the model's class, and images take long.
+        if len(text) > _LONG_TEXT or self.input_processor.encoder_decoder is not None:
             return await asyncio.to_thread(process, request_id, prompt, *args)
         return process(request_id, prompt, *args)
 

@@ -12,8 +12,15 @@ from functools import cached_property
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.inputs import PromptType
+from vllm.inputs import EngineInput, PromptType, tokens_input
+from vllm.inputs.encoder_decoder import EncoderDecoderPreprocessor
+from vllm.inputs.parse import (
+    ParsedPrompt,
+    parse_decoder_only_prompt,
+    parse_encoder_decoder_prompt,
+)
 from vllm.logger import init_logger
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike, cached_get_tokenizer
@@ -30,51 +37,6 @@ logger = init_logger(__name__)
 _TOKENIZATION_OPTIONS = (
     "add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens",
 )  # fmt: skip
-_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
-
-
-@dataclass(frozen=True)
-class ParsedPrompt:
-    """A prompt in one form: `text` or `token_ids` or both; with both, the ids count."""
-
-    text: str | None
-    token_ids: list[int] | None
-    cache_salt: str | None = None
-
-
-def parse_prompt(prompt: PromptType) -> ParsedPrompt:
-    """A prompt in any of the forms users may hand in.
-
-    Raises:
-        ValueError: it is in none of them; says which there are.
-    """
-    if isinstance(prompt, str):
-        return ParsedPrompt(prompt, None)
-    if isinstance(prompt, list):
-        return ParsedPrompt(None, prompt)
-    if not isinstance(prompt, Mapping):
-        raise ValueError(
-            f"a prompt must be a string, a list of token ids, or a dict with `prompt` or "
-            f"`prompt_token_ids`, not {type(prompt).__name__}"
-        )
-    unknown = sorted(set(prompt) - set(_PROMPT_KEYS))
-    if unknown:
-        raise ValueError(
-            f"prompt keys {', '.join(map(repr, unknown))} are not supported; supported: "
-            f"{', '.join(_PROMPT_KEYS)}"
-        )
-    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and token_ids is None:
-        raise ValueError("a prompt dict needs `prompt` or `prompt_token_ids`")
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"`prompt` must be a string, not {type(text).__name__}")
-    return ParsedPrompt(text, token_ids, _checked_salt(prompt.get("cache_salt")))
-
-
-def _checked_salt(cache_salt: Any) -> str | None:
-    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-        raise ValueError("cache_salt must be a non-empty string")
-    return cache_salt
 
 
 def truncate_prompt(
@@ -100,8 +62,8 @@ def truncate_prompt(
 def split_request(
     request: EngineCoreRequest,
 ) -> Iterator[tuple[EngineCoreRequest, ParentRequest | None, int]]:
-    """The requests that the engine core gets, with their parent and index: `request` itself, or a
-    child for each of its n completions."""
+    """The completions of `request`, with their parent and index: `request` itself, or a child for
+    each of its n completions. `is_for_engine_core` says which of them are sent."""
     if request.sampling_params.n == 1:
         yield request, None, 0
         return
@@ -116,6 +78,22 @@ def split_request(
         yield child, parent, index
 
 
+def is_for_engine_core(child: EngineCoreRequest, index: int) -> bool:
+    """Whether the engine core is to get it: the first sequence of a beam search stands for all."""
+    return index == 0 or child.sampling_params.beam_search is None
+
+
+@dataclass(frozen=True)
+class _Processed:
+    """A prompt as the engine takes it; `text` for the record."""
+
+    token_ids: list[int]
+    text: str | None
+    cache_salt: str | None
+    engine_input: EngineInput
+    mm_features: list[MultiModalFeatureSpec] | None = None
+
+
 class InputProcessor:
     """Tokenises, checks, and fills in what a request leaves to the model. Thread-safe."""
 
@@ -125,6 +103,9 @@ class InputProcessor:
         self.generation_config = self.model_config.try_get_generation_config()
         self.tokenizer = None if self.model_config.skip_tokenizer_init else self._load_tokenizer()
         self._logits_processors = load_custom_logitsprocs(self.model_config.logits_processors)
+        self.encoder_decoder: EncoderDecoderPreprocessor | None = None
+        if self.model_config.is_encoder_decoder:
+            self.encoder_decoder = EncoderDecoderPreprocessor(self.model_config, self.tokenizer)
 
     def _load_tokenizer(self) -> TokenizerLike:
         config = self.model_config
@@ -178,34 +159,66 @@ class InputProcessor:
             raise ValueError(
                 f"only generation is supported: pass SamplingParams, not {type(params).__name__}"
             )
-        parsed = parse_prompt(prompt)
         options = dict(tokenization_kwargs or {})
         truncate_to = options.pop("truncate_prompt_tokens", params.truncate_prompt_tokens)
-        token_ids = self._token_ids(parsed, options)
-        token_ids = truncate_prompt(token_ids, truncate_to, self.model_config.max_model_len)
-        self._validate_length(len(token_ids))
+        self._check_tokenization_options(options)
+        if self.encoder_decoder is None:
+            processed = self._process_decoder_only(prompt, truncate_to, options)
+        else:
+            processed = self._process_encoder_decoder(prompt, truncate_to, options)
+        self._validate_length(len(processed.token_ids))
         request = EngineCoreRequest(
             request_id=f"{request_id}-{random_uuid()[:8]}",
-            prompt_token_ids=token_ids,
-            sampling_params=self._complete_params(params, len(token_ids)),
+            prompt_token_ids=processed.token_ids,
+            sampling_params=self._complete_params(params, len(processed.token_ids)),
             arrival_time=time.time() if arrival_time is None else arrival_time,
-            cache_salt=parsed.cache_salt,
+            cache_salt=processed.cache_salt,
             priority=priority,
             trace_headers=trace_headers,
             external_req_id=request_id,
+            mm_features=processed.mm_features,
         )
-        current_platform.validate_request(
-            {"type": "token", "prompt_token_ids": token_ids}, request.sampling_params
-        )
-        return request, parsed.text
+        current_platform.validate_request(processed.engine_input, request.sampling_params)
+        return request, processed.text
 
-    def _token_ids(self, prompt: ParsedPrompt, options: dict[str, Any]) -> list[int]:
+    def _process_decoder_only(
+        self, prompt: PromptType, truncate_to: int | None, options: dict[str, Any]
+    ) -> _Processed:
+        parsed = parse_decoder_only_prompt(prompt)
+        token_ids = self._token_ids(parsed, options)
+        token_ids = truncate_prompt(token_ids, truncate_to, self.model_config.max_model_len)
+        engine_input = tokens_input(token_ids)
+        return _Processed(token_ids, parsed.text, parsed.cache_salt, engine_input)
+
+    def _process_encoder_decoder(
+        self, prompt: PromptType, truncate_to: int | None, options: dict[str, Any]
+    ) -> _Processed:
+        if truncate_to is not None:
+            raise ValueError(
+                "truncate_prompt_tokens is not supported by encoder-decoder models, whose prompts "
+                "lose their meaning without a beginning; tokenization_kwargs of truncation and "
+                "max_length cut the end of the encoder's text"
+            )
+        assert self.encoder_decoder is not None
+        parsed = parse_encoder_decoder_prompt(prompt)
+        engine_input = self.encoder_decoder.process(parsed, options)
+        decoder = engine_input["decoder_prompt"]
+        token_ids = decoder["prompt_token_ids"]
+        self._validate_token_ids(token_ids)
+        text = parsed.text if isinstance(parsed, ParsedPrompt) else decoder.get("prompt")
+        features = self.encoder_decoder.features(engine_input)
+        salt = decoder.get("cache_salt")
+        return _Processed(token_ids, text, salt, engine_input, features)
+
+    def _check_tokenization_options(self, options: dict[str, Any]) -> None:
         unknown = sorted(set(options) - set(_TOKENIZATION_OPTIONS))
         if unknown:
             raise ValueError(
                 f"tokenization option {unknown[0]!r} is not supported; supported: "
                 f"{', '.join(_TOKENIZATION_OPTIONS)}"
             )
+
+    def _token_ids(self, prompt: ParsedPrompt, options: dict[str, Any]) -> list[int]:
         if prompt.token_ids is not None:
             self._validate_token_ids(prompt.token_ids)
             return prompt.token_ids
@@ -254,13 +267,7 @@ class InputProcessor:
         if self._logits_processors:
             validate_logits_processors_parameters(self._logits_processors, params)
         params = params.clone()
-        if params.max_tokens is None:
-            params.max_tokens = self.model_config.max_model_len - num_prompt_tokens
-            if params.min_tokens > params.max_tokens:
-                raise ValueError(
-                    f"min_tokens ({params.min_tokens}) must be at most the {params.max_tokens} "
-                    "tokens that the prompt leaves of the model's context"
-                )
+        params.resolve_lengths(num_prompt_tokens, self.model_config.max_model_len)
         params.update_from_generation_config(self.generation_config, self.eos_token_id)
         if self.tokenizer is not None:
             params.update_from_tokenizer(self.tokenizer)

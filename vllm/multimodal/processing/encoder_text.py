@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processor of models with a text encoder: BART, mBART and their like.
+
+Modality "text": a string, or token ids as the tokenizer would make them. The model's argument is
+`encoder_input_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
+from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.processing.context import BaseProcessingInfo
+from vllm.multimodal.processing.dummy_inputs import BaseDummyInputsBuilder
+from vllm.multimodal.processing.processor import EncDecMultiModalProcessor
+from vllm.multimodal.processing.prompt_updates import PromptReplacement, PromptUpdate
+
+if TYPE_CHECKING:
+    from transformers import BatchFeature
+
+    from vllm.config.multimodal import BaseDummyOptions
+    from vllm.inputs import MultiModalDataDict
+
+# Stands for an encoder token; never an input of the model.
+_PLACEHOLDER_TOKEN_ID = 0
+
+
+class TextProcessingInfo(BaseProcessingInfo):
+    """One text in a prompt, as long as the encoder has positions."""
+
+    skip_prompt_length_check = True
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        return {"text": 1}
+
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int] | None:
+        config = self.ctx.model_config.hf_config_dict
+        positions = config.get("max_position_embeddings")
+        return {"text": seq_len if positions is None else positions}
+
+
+class TextDummyInputsBuilder(BaseDummyInputsBuilder[TextProcessingInfo]):
+    """Texts of the encoder's full length."""
+
+    def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
+        return ""
+
+    def get_dummy_mm_data(
+        self,
+        seq_len: int,
+        mm_counts: Mapping[str, int],
+        mm_options: Mapping[str, BaseDummyOptions],
+    ) -> MultiModalDataDict:
+        longest = self.info.get_mm_max_tokens_per_item(seq_len, mm_counts)["text"]
+        return {"text": [[_PLACEHOLDER_TOKEN_ID] * longest] * mm_counts.get("text", 0)}
+
+
+class TextEncDecProcessor(EncDecMultiModalProcessor[TextProcessingInfo]):
+    """Tokenises the encoder's text; its prompt is a placeholder for each token of it."""
+
+    def create_encoder_prompt(
+        self, prompt: str | list[int], mm_items: MultiModalDataItems
+    ) -> str | list[int]:
+        return [_PLACEHOLDER_TOKEN_ID]
+
+    def _call_hf_processor(
+        self,
+        prompt: str,
+        mm_data: Mapping[str, object],
+        mm_kwargs: Mapping[str, object],
+        tok_kwargs: Mapping[str, object],
+    ) -> BatchFeature:
+        import torch
+        from transformers import BatchFeature
+
+        if mm_kwargs:
+            raise ValueError(
+                f"mm_processor_kwargs ({', '.join(mm_kwargs)}) are not supported by this model: a "
+                "text's tokenisation has tokenization_kwargs"
+            )
+        texts = mm_data["texts"]
+        ids = [self._token_ids(index, text, tok_kwargs) for index, text in enumerate(texts)]
+        return BatchFeature({"encoder_input_ids": [torch.tensor(one) for one in ids]})
+
+    def _token_ids(
+        self, index: int, text: str | list[int], tok_kwargs: Mapping[str, object]
+    ) -> list[int]:
+        if isinstance(text, str):
+            options = {**self.info.default_tok_params.get_encode_kwargs(), **tok_kwargs}
+            text = self.info.get_tokenizer().encode(text, **options)
+        if not text:
+            raise ValueError(f"text {index} is empty: it has no tokens for the encoder")
+        vocab_size = self.info.ctx.model_config.get_vocab_size()
+        wrong = next((token for token in text if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ValueError(
+                f"encoder token id {wrong} is out of range: the model has 0 to {vocab_size - 1}"
+            )
+        return text
+
+    def _get_mm_fields_config(
+        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
+        return {"encoder_input_ids": MultiModalFieldConfig.batched("text")}
+
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, object],
+        out_mm_kwargs: MultiModalKwargsItems,
+    ) -> Sequence[PromptUpdate]:
+        def placeholders(item_idx: int) -> list[int]:
+            item = out_mm_kwargs.require_data()["text"][item_idx]
+            return [_PLACEHOLDER_TOKEN_ID] * len(item["encoder_input_ids"].data)
+
+        return [PromptReplacement("text", [_PLACEHOLDER_TOKEN_ID], placeholders)]
