@@ -26,7 +26,9 @@ BAD = [
     ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)), ("logit_bias", {"x": 1.0}),
     ("logit_bias", {1: float("nan")}), ("logit_bias", {1: "x"}), ("truncate_prompt_tokens", 0),
     ("truncate_prompt_tokens", -2), ("ignore_eos", "yes"), ("detokenize", None),
-    ("flat_logprobs", 1), ("extra_args", [1]),
+    ("flat_logprobs", 1), ("extra_args", [1]), ("no_repeat_ngram_size", -1),
+    ("forced_eos_token_id", "x"), ("forced_eos_token_id", []), ("max_length", 0),
+    ("min_length", -1),
 ]  # fmt: skip
 
 
@@ -47,7 +49,8 @@ def test_every_field_travels():
         spaces_between_special_tokens=False, include_stop_str_in_output=True,
         output_kind=RequestOutputKind.DELTA, stream_interval=3, logit_bias={1: 2.0},
         allowed_token_ids=[1, 2], extra_args={"a": [1, "b"]}, bad_words=["x"],
-        skip_reading_prefix_cache=True, truncate_prompt_tokens=7,
+        skip_reading_prefix_cache=True, truncate_prompt_tokens=7, no_repeat_ngram_size=3,
+        forced_eos_token_id=[2], max_length=20, min_length=5,
     )  # fmt: skip
     params = SamplingParams(**given)
     copies = (

@@ -26,6 +26,8 @@ _GREEDY_BELOW = 1e-5
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_LOGPROB_TOKEN_IDS = 128
+# Each step weighs 2 * width * width candidates.
+MAX_BEAM_WIDTH = 256
 
 
 class SamplingType(IntEnum):
@@ -42,6 +44,47 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
+class BeamSearchParams(msgspec.Struct, omit_defaults=True, dict=True):
+    """Beam search of one request, in the terms of Transformers' `generate(num_beams=beam_width)`.
+
+    beam_width: beams that are followed, and sequences that are given back. 1 is greedy decoding.
+    max_tokens: the most tokens of a sequence; the model's length bounds it too.
+    ignore_eos: an end-of-sequence token is a token like any other.
+    temperature: without effect, as scores are sums of logprobs; for upstream's sake.
+    length_penalty: a sequence's score is the sum of its logprobs divided by its length to the power
+        of this: above 0 long sequences are preferred, below 0 short ones.
+    include_stop_str_in_output: the text shows the token that ended it.
+    early_stopping: when to stop while beams are running, though `beam_width` sequences have ended.
+        True: at once; False: when no running beam is better than the worst of them; "never": when
+        none can become better.
+
+    Raises:
+        ValueError: a value out of range; the message names the field.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    early_stopping: bool | str = False
+
+    def __post_init__(self) -> None:
+        _require_int("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        _require_int("max_tokens", self.max_tokens, 1)
+        _require("temperature", self.temperature, 0.0, 2.0e3)
+        # Further out, a sequence's length to the power of it is no number any more.
+        _require("length_penalty", self.length_penalty, -10.0, 10.0)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise ValueError(
+                f'early_stopping must be true, false or "never", not {self.early_stopping!r}'
+            )
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     """Sampling parameters of one request, in the terms of the OpenAI API.
 
@@ -51,6 +94,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1: as many as the
         model takes.
     extra_args: for logits processors that are not built in.
+    beam_search: follow `n` beams rather than draw.
+    no_repeat_ngram_size: so many tokens in a row come at most once in prompt and output; 0: any
+        number of times. Of an encoder-decoder model the prompt is the decoder's.
+    forced_eos_token_id: what an output that reaches `max_tokens` ends with, one of these if there
+        are several; no effect with `ignore_eos`.
+    max_length, min_length: as `max_tokens` (the smaller counts) and `min_tokens` (the larger), but
+        with the tokens of the prompt, as Transformers counts; an encoder-decoder model's is the
+        decoder's.
 
     Raises:
         ValueError: a value out of range; the message names the field.
@@ -94,6 +145,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
     bad_words_token_ids: list[list[int]] | None = None
 
+    # Set by `for_beam_search`.
+    beam_search: BeamSearchParams | None = None
+
+    no_repeat_ngram_size: int = 0
+    forced_eos_token_id: int | list[int] | None = None
+    max_length: int | None = None
+    min_length: int | None = None
+
     @staticmethod
     def from_optional(**values: Any) -> SamplingParams:
         """As the constructor, but None takes a field's default. `logit_bias` keys may be strings.
@@ -134,7 +193,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
 
     def _verify_args(self) -> None:
         _require_int("n", self.n, 1, envs.VLLM_MAX_N_SEQUENCES)
-        if self.n > 1 and self.temperature < _GREEDY_BELOW:
+        if self.beam_search is not None:
+            self._verify_beam_search()
+        elif self.n > 1 and self.temperature < _GREEDY_BELOW:
             raise ValueError(f"n must be 1 with greedy sampling (temperature 0), not {self.n}")
         _require("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
@@ -151,6 +212,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             raise ValueError(
                 f"min_tokens ({self.min_tokens}) must be at most max_tokens ({self.max_tokens})"
             )
+        _require_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0)
+        for name, least in (("max_length", 1), ("min_length", 0)):
+            if getattr(self, name) is not None:
+                _require_int(name, getattr(self, name), least)
         if self.seed is not None:
             _require_int("seed", self.seed, -(2**63), 2**63 - 1)
         for name in ("logprobs", "prompt_logprobs"):
@@ -163,6 +228,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                 raise ValueError("truncate_prompt_tokens must be -1 or at least 1, not 0")
         self._verify_stop()
         self._verify_token_choices()
+
+    def _verify_beam_search(self) -> None:
+        if self.temperature >= _GREEDY_BELOW:
+            raise ValueError("beam search draws nothing: temperature must be 0")
+        for name in ("stop", "prompt_logprobs", "logprob_token_ids"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported with beam search")
 
     def _verify_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -185,7 +257,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             raise ValueError(f"extra_args must be a dict, not {type(self.extra_args).__name__}")
 
     def _verify_token_choices(self) -> None:
-        for name in ("allowed_token_ids", "logprob_token_ids"):
+        if type(self.forced_eos_token_id) is int:
+            self.forced_eos_token_id = [self.forced_eos_token_id]
+        for name in ("allowed_token_ids", "logprob_token_ids", "forced_eos_token_id"):
             ids = getattr(self, name)
             if ids is None:
                 continue
@@ -206,6 +280,57 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         for token, bias in (self.logit_bias or {}).items():
             if type(token) is not int or not isinstance(bias, (int, float)) or bias != bias:
                 raise ValueError(f"logit_bias must map token ids to numbers, not {token!r}: {bias!r}")
+
+    def for_beam_search(self, beams: BeamSearchParams) -> SamplingParams:
+        """Beam search with what these parameters say about tokens: those that are forbidden, biased,
+        penalised, and those that end a sequence. What they say about drawing has no effect.
+
+        Raises:
+            ValueError: stop strings, `prompt_logprobs` or `logprob_token_ids`.
+        """
+        return msgspec.structs.replace(
+            self,
+            n=beams.beam_width,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            seed=None,
+            max_tokens=beams.max_tokens,
+            min_tokens=min(self.min_tokens, beams.max_tokens),
+            max_length=None,
+            ignore_eos=beams.ignore_eos,
+            include_stop_str_in_output=beams.include_stop_str_in_output,
+            beam_search=beams,
+        )
+
+    def resolve_lengths(self, num_prompt_tokens: int, max_model_len: int) -> None:
+        """Turns what counts the prompt, or was left to the model, into `max_tokens` and
+        `min_tokens`.
+
+        Raises:
+            ValueError: `max_length` leaves no room for a token, or the context none for
+                `min_tokens`.
+        """
+        room = max_model_len - num_prompt_tokens
+        if self.max_length is not None:
+            if self.max_length <= num_prompt_tokens:
+                raise ValueError(
+                    f"the (decoder) prompt's {num_prompt_tokens} tokens leave no room within "
+                    f"max_length ({self.max_length}); pass max_tokens, or a larger max_length"
+                )
+            room = min(room, self.max_length - num_prompt_tokens)
+            self.max_tokens = min(self.max_tokens or room, room)
+        if self.max_tokens is None:
+            self.max_tokens = room
+            if self.min_tokens > room:
+                raise ValueError(
+                    f"min_tokens ({self.min_tokens}) must be at most the {room} tokens that the "
+                    "prompt leaves of the model's context"
+                )
+        if self.min_length is not None:
+            self.min_tokens = max(self.min_tokens, self.min_length - num_prompt_tokens)
+        self.min_tokens = min(self.min_tokens, self.max_tokens)
 
     def update_from_generation_config(
         self, generation_config: dict[str, Any], eos_token_id: int | None = None
@@ -277,7 +402,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                     f"{name} ({wanted}) is more than this server allows: at most {limit} "
                     "(--max-logprobs)"
                 )
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
+        for name in (
+            "stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids",
+            "forced_eos_token_id",
+        ):  # fmt: skip
             _require_known_tokens(name, getattr(self, name) or (), vocab_size)
 
     @staticmethod

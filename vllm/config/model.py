@@ -295,11 +295,9 @@ class ModelConfig:
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """Default sampling parameters: the model's, then `override_generation_config`."""
-        known = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
-        values = self.try_get_generation_config()
-        picked = {name: values[name] for name in known if values.get(name) is not None}
-        if "max_new_tokens" in values:
-            picked["max_tokens"] = values["max_new_tokens"]
+        from vllm.transformers_utils.generation_defaults import sampling_defaults
+
+        picked = sampling_defaults(self.try_get_generation_config(), self.is_encoder_decoder)
         picked.update(self.override_generation_config)
         return picked
 

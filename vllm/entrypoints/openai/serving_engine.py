@@ -39,7 +39,8 @@ MAX_CHOICES = 8192
 MAX_LOGPROBS = 1 << 24
 _SAMPLING_DEFAULTS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "max_tokens",
+    "frequency_penalty", "max_tokens", "min_tokens", "max_length", "min_length",
+    "no_repeat_ngram_size", "forced_eos_token_id",
 )  # fmt: skip
 
 

@@ -243,6 +243,11 @@ class GenerationRequest(RequestFields):
         def chosen(value: Any, name: str, default: Any) -> Any:
             return value if value is not None else defaults.get(name, default)
 
+        given = self.model_fields_set
+        min_tokens = self.min_tokens
+        if "min_tokens" not in given:
+            min_tokens = min(defaults.get("min_tokens", 0), max_tokens)
+        asks_length = given & {"max_tokens", "max_completion_tokens"}
         return SamplingParams(
             n=self.n,
             temperature=chosen(self.temperature, "temperature", DEFAULT_TEMPERATURE),
@@ -259,7 +264,7 @@ class GenerationRequest(RequestFields):
             stop=self.stop,
             stop_token_ids=self.stop_token_ids,
             max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
+            min_tokens=min_tokens,
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             prompt_logprobs=self._wanted_prompt_logprobs(logprobs),
@@ -269,6 +274,10 @@ class GenerationRequest(RequestFields):
             include_stop_str_in_output=self.include_stop_str_in_output,
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
             extra_args=self.vllm_xargs,
+            no_repeat_ngram_size=defaults.get("no_repeat_ngram_size", 0),
+            forced_eos_token_id=defaults.get("forced_eos_token_id"),
+            max_length=None if asks_length else defaults.get("max_length"),
+            min_length=None if "min_tokens" in given else defaults.get("min_length"),
         )
 
     def _wanted_prompt_logprobs(self, logprobs: int | None) -> int | None:

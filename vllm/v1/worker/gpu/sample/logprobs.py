@@ -15,15 +15,17 @@ def gather_logprobs(
     token_ids: torch.Tensor,
     num_logprobs: int,
     named: Mapping[int, Sequence[int]] | None = None,
+    are_logprobs: bool = False,
 ) -> LogprobsTensors:
     """The logprob and rank of each row's token, then the `num_logprobs` most likely tokens.
 
     logits: (n, vocab) float32; token_ids: (n,) integers.
     named: row -> tokens that it gets in place of the most likely ones.
+    are_logprobs: `logits` are logprobs, to be told as they are.
     Returns tensors of (n, 1 + k), k the most that a row has; what is left of a row is token 0 with
     the logprob -inf.
     """
-    logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
+    logprobs = logits if are_logprobs else logits.log_softmax(dim=-1, dtype=torch.float32)
     token_ids = token_ids.long().unsqueeze(-1)
     taken = logprobs.gather(-1, token_ids)
     ranks = (logprobs > taken).sum(-1) + 1

@@ -12,7 +12,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.custom import CustomLogitsProcessors
-from vllm.v1.worker.gpu.sample.features import Penalties, make_features
+from vllm.v1.worker.gpu.sample.features import ForcedEos, Penalties, make_features
 from vllm.v1.worker.gpu.sample.filters import apply_min_p, apply_top_k_top_p
 from vllm.v1.worker.gpu.sample.logprobs import gather_logprobs
 from vllm.v1.worker.gpu.sample.random import request_seed, uniform
@@ -27,8 +27,11 @@ class Sampler:
     """Draws a token for each request of a batch as its sampling parameters say.
 
     In order: logprobs of the raw logits; `features`; logits processors that are not built in;
-    penalties; temperature; those processors that change no argmax; min_p, top_k and top_p; the
-    draw. Greedy requests take the most likely token after the penalties.
+    penalties; a forced end; temperature; those processors that change no argmax; min_p, top_k and
+    top_p; the draw. Greedy requests take the most likely token after the forced end.
+
+    Of requests that go on with a beam all this changes logprobs rather than logits, and it is these
+    changed ones that are told: not normalised again, as sequences are compared by their sums.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class Sampler:
         self._seed = np.zeros(max_num_reqs, dtype=np.uint64)
         self._num_logprobs = np.full(max_num_reqs, _NO_LOGPROBS, dtype=np.int32)
         self._logprob_token_ids: dict[int, list[int]] = {}
+        self._is_beam = np.zeros(max_num_reqs, dtype=bool)
         self._features = make_features()
         self._penalties = Penalties()
+        self._forced_eos = ForcedEos()
         self._custom = CustomLogitsProcessors(logits_processors)
 
     def add_request(self, row: int, req_id: str, params: SamplingParams) -> None:
@@ -60,11 +65,12 @@ class Sampler:
         seed = request_seed(self._engine_seed, req_id) if params.seed is None else params.seed
         self._seed[row] = seed & _SEED_BITS
         self._num_logprobs[row] = _NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self._is_beam[row] = params.beam_search is not None
         self._logprob_token_ids.pop(row, None)
         if params.logprob_token_ids is not None:
             self._logprob_token_ids[row] = params.logprob_token_ids
             self._num_logprobs[row] = 0
-        for feature in (*self._features, self._penalties):
+        for feature in (*self._features, self._penalties, self._forced_eos):
             feature.add_request(row, params)
         self._custom.add_request(row, req_id, params)
 
@@ -73,6 +79,9 @@ class Sampler:
     ) -> SamplerOutput:
         """Samples after `logits` (n, vocab), which are changed; logits[i] is of rows[i]'s request."""
         logits = logits.float()
+        beams = torch.from_numpy(np.flatnonzero(self._is_beam[rows])).to(self._device)
+        if len(beams):
+            logits[beams] = logits[beams].log_softmax(dim=-1)
         wants_logprobs = (self._num_logprobs[rows] != _NO_LOGPROBS).any()
         raw = logits.clone() if wants_logprobs else None
         for feature in self._features:
@@ -80,20 +89,24 @@ class Sampler:
         self._custom.update(rows, states)
         logits = self._custom.apply(logits, rows)
         self._penalties.apply(logits, rows, states)
+        self._forced_eos.apply(logits, rows, states)
+        if len(beams):
+            raw = raw.log_softmax(dim=-1)
+            raw[beams] = logits[beams]
         token_ids = self._draw(logits, rows, states.total_len[rows])
-        logprobs = None if raw is None else self._logprobs(raw, token_ids, rows)
+        logprobs = None if raw is None else self._logprobs(raw, token_ids, rows, len(beams) > 0)
         return SamplerOutput(token_ids.to(torch.int32).unsqueeze(-1), logprobs)
 
     def _logprobs(
-        self, raw: torch.Tensor, token_ids: torch.Tensor, rows: np.ndarray
+        self, raw: torch.Tensor, token_ids: torch.Tensor, rows: np.ndarray, are_logprobs: bool
     ) -> LogprobsTensors:
         wanted = self._num_logprobs[rows]
         wants_all = (wanted == _ALL_LOGPROBS).any()
-        num_logprobs = raw.shape[-1] if wants_all else int(wanted.max())
+        num_logprobs = raw.shape[-1] if wants_all else min(int(wanted.max()), raw.shape[-1])
         named = self._logprob_token_ids
         if named:
             named = {i: named[row] for i, row in enumerate(rows.tolist()) if row in named}
-        return gather_logprobs(raw, token_ids, num_logprobs, named)
+        return gather_logprobs(raw, token_ids, num_logprobs, named, are_logprobs)
 
     def _draw(
         self, logits: torch.Tensor, rows: np.ndarray, positions: np.ndarray
