@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -93,7 +94,8 @@ class SchedulerInterface(ABC):
 
     @abstractmethod
     def has_finished_requests(self) -> bool:
-        """Whether requests have ended that runner or clients have not been told of."""
+        """Whether requests have ended that runner or clients have not been told of, or a connector
+        still has something to do for them."""
 
     def has_requests(self) -> bool:
         """Whether a step is due."""
@@ -130,3 +132,7 @@ class SchedulerInterface(ABC):
     @abstractmethod
     def shutdown(self) -> None:
         """The engine is going down."""
+
+    def get_kv_connector(self) -> KVConnectorBase_V1 | None:
+        """The scheduler's half of the KV connector; None if there is none."""
+        return None

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import enum
+
 from vllm.v1.request import Request
 
 MAX_PASSED_OVER = 8
@@ -11,6 +13,15 @@ MAX_PASSED_OVER = 8
 MAX_OVERTAKEN = 64
 """Requests that may go ahead of one that waits. After that, the pages that become free are kept
 for it, so that it gets its turn however many small requests arrive."""
+
+
+class Admission(enum.Enum):
+    """What became of a waiting request whose turn it was. NO_ROOM: others may go ahead of it, for a
+    while. NOT_YET: it waits for something else than room, so others do not wait for it."""
+
+    ADMITTED = enum.auto()
+    NO_ROOM = enum.auto()
+    NOT_YET = enum.auto()
 
 
 class LookAhead:

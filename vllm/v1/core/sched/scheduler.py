@@ -24,6 +24,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.encoder_inputs import EncoderInputs
+from vllm.v1.core.sched.feasibility import Feasibility
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.look_ahead import Admission, LookAhead
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -35,7 +36,7 @@ from vllm.v1.core.sched.request_queue import (
     get_order_key,
 )
 from vllm.v1.core.sched.step_plan import StepPlan
-from vllm.v1.core.sched.utils import append_until_stop, remove_all
+from vllm.v1.core.sched.utils import append_until_stop, last_output, remove_all
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import SchedulerStats
@@ -81,6 +82,7 @@ class Scheduler(SchedulerInterface):
             watermark=config.watermark,
         )
         self.encoder_inputs = EncoderInputs(vllm_config, kv_cache_config)
+        self._feasibility = Feasibility(vllm_config, self.kv_cache_manager, self.encoder_inputs)
 
         policy = SchedulingPolicy(config.policy)
         self._order_key = get_order_key(policy)
@@ -133,7 +135,7 @@ class Scheduler(SchedulerInterface):
                 return True
             if not self.kv_cache_manager.fits_alone(request, num_tokens):
                 self.running.remove(request)
-                self._fail(request, self._too_large_for_the_pool(request))
+                self._fail(request, self._feasibility.too_large_for_the_pool(request))
                 return False
             last = self.running[-1]
             self._preempt_last()
@@ -171,7 +173,7 @@ class Scheduler(SchedulerInterface):
             if admission is Admission.ADMITTED:
                 look_ahead.admitted()
                 num_promised_blocks += self._num_blocks_promised_to(request, plan)
-            elif (reason := self._why_it_can_never_run(request)) is not None:
+            elif (reason := self._feasibility.why_never(request)) is not None:
                 self._fail(request, reason)  # It could once, but has grown.
             else:
                 look_ahead.passed_over(request)
@@ -306,7 +308,7 @@ class Scheduler(SchedulerInterface):
         for request, output in stopped.items():
             output.kv_transfer_params = self._free(request)
         for request in self._failed:
-            by_client[request.client_index].append(_last_output(request))
+            by_client[request.client_index].append(last_output(request))
         self._failed = []
         if self._check_integrity_when_idle and not self.requests:
             self.check_integrity()
@@ -363,7 +365,7 @@ class Scheduler(SchedulerInterface):
         self._record(request, EngineCoreEventType.QUEUED)
         self.requests[request.request_id] = request
         self.remote_kv.arrived(request)
-        reason = self._why_it_can_never_run(request)
+        reason = self._feasibility.why_never(request)
         if reason is not None:
             self._fail(request, reason)
         else:
@@ -445,42 +447,6 @@ class Scheduler(SchedulerInterface):
         if self.log_stats:
             request.record_event(event)
 
-    # --- Why a request cannot run, in words for its user ---
-
-    def _why_it_can_never_run(self, request: Request) -> str | None:
-        """None if it can, sooner or later."""
-        num_tokens = request.num_tokens
-        if num_tokens > self.max_model_len:
-            return f"the prompt has {num_tokens} tokens; max_model_len is {self.max_model_len}"
-        is_split = self.scheduler_config.enable_chunked_prefill
-        if not is_split and num_tokens > self.max_num_scheduled_tokens:
-            return (
-                f"the prompt has {num_tokens} tokens, a step {self.max_num_scheduled_tokens} "
-                "(--max-num-batched-tokens), and prompts are not split (chunked prefill is off)"
-            )
-        num_encoder_tokens = self.encoder_inputs.num_tokens(request)
-        if not self.kv_cache_manager.can_ever_hold(num_tokens, num_encoder_tokens):
-            return self._too_large_for_the_pool(request)
-        return self.encoder_inputs.why_never(request)
-
-    def _too_large_for_the_pool(self, request: Request) -> str:
-        manager = self.kv_cache_manager
-        num_encoder_tokens = self.encoder_inputs.num_tokens(request)
-        longest = bisect.bisect_left(
-            range(1, self.max_model_len + 1),
-            True,
-            key=lambda num_tokens: not manager.can_ever_hold(num_tokens, num_encoder_tokens),
-        )
-        block_sizes = sorted({m.block_size for m in manager.single_type_managers})
-        beside = f" beside {num_encoder_tokens} of encoder input" if num_encoder_tokens else ""
-        return (
-            f"the request has {request.num_tokens} tokens ({request.num_prompt_tokens} of prompt, "
-            f"{request.num_output_tokens} generated), but the KV cache "
-            f"({manager.block_pool.num_usable_blocks} pages of {'/'.join(map(str, block_sizes))} "
-            f"tokens) holds at most {longest} of one request{beside}: ask for fewer, or start "
-            "the server with a larger KV cache (--num-gpu-blocks-override, --kv-cache-memory-bytes)"
-        )
-
     # --- What others ask ---
 
     def get_num_unfinished_requests(self) -> int:
@@ -543,15 +509,3 @@ class Scheduler(SchedulerInterface):
 
     def shutdown(self) -> None:
         self.remote_kv.shutdown()
-
-
-def _last_output(request: Request) -> EngineCoreOutput:
-    """Tells the client of a request that ended without a token."""
-    return EngineCoreOutput(
-        request_id=request.request_id,
-        new_token_ids=[],
-        finish_reason=request.get_finished_reason(),
-        events=request.take_events(),
-        error_message=request.error_message,
-        is_engine_fault=request.is_engine_fault,
-    )

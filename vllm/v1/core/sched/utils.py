@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a request has enough."""
+"""When a request has enough, and its last words."""
 
 from __future__ import annotations
 
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -45,3 +46,15 @@ def remove_all(requests: list[Request], to_remove: set[Request]) -> list[Request
     if not to_remove:
         return requests
     return [request for request in requests if request not in to_remove]
+
+
+def last_output(request: Request) -> EngineCoreOutput:
+    """Tells the client of a request that ended without a token."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=request.get_finished_reason(),
+        events=request.take_events(),
+        error_message=request.error_message,
+        is_engine_fault=request.is_engine_fault,
+    )
