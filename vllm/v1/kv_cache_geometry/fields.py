@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vllm.utils.torch_utils import dtype_name, get_dtype_size
-
 from .dims import Dim
+from .support import dtype_name, get_dtype_size
 
 
 @dataclass(frozen=True, slots=True)

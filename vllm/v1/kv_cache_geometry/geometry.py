@@ -9,9 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm.utils.math_utils import exact_div
-from vllm.utils.torch_utils import dtype_name, get_dtype_size
-
 from .dims import (
     Dim,
     check_dims,
@@ -23,6 +20,7 @@ from .dims import (
 )
 from .fields import Field, Part, state_fields, whole_content
 from .overlap import Ownership, first_overlap
+from .support import dtype_name, exact_div, get_dtype_size
 from .tensors import strided
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vllm.utils.math_utils import cdiv
+from .support import cdiv
 
 
 @dataclass(frozen=True, slots=True)

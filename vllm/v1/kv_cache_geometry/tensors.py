@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.utils.math_utils import exact_div
-from vllm.utils.torch_utils import get_dtype_size, str_dtype_to_torch_dtype
-
 from .dims import Dim
+from .support import exact_div, get_dtype_size, str_dtype_to_torch_dtype
 
 if TYPE_CHECKING:
     import torch
