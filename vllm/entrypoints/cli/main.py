@@ -41,6 +41,10 @@ COMMANDS = {
     "kv-layout": _Command(
         "vllm.entrypoints.cli.kv_layout", "Show where the pages of a model's KV cache lie."
     ),
+    "upstream-drift": _Command(
+        "vllm.entrypoints.cli.upstream_drift",
+        "Compare the public names here with a release of upstream.",
+    ),
     "collect-env": _Command(
         "vllm.entrypoints.cli.collect_env", "Tell what this machine has, for a report."
     ),

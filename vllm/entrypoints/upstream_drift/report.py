@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a release to findings, and from findings to text."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+import vllm
+from vllm.entrypoints.upstream_drift.compare import STATUSES, Finding, compare
+from vllm.entrypoints.upstream_drift.releases import list_interface, resolve_python
+
+
+def find_drift(against: str, prefixes: list[str], base: str | None = None) -> list[Finding]:
+    """The findings for all modules here that begin with one of `prefixes`; with `base`, another
+    release, only those that differ from what is found there.
+
+    Raises:
+        ValueError: no module does, or the release cannot be had or asked.
+    """
+    modules = [m for m in _own_modules() if any(_is_under(m, prefix) for prefix in prefixes)]
+    if not modules:
+        raise ValueError(f"no module here begins with {' or '.join(prefixes)}")
+    root = str(Path(vllm.__file__).parents[1])
+    here = list_interface(sys.executable, modules, root)
+    findings = compare(here, list_interface(resolve_python(against), modules))
+    if base is None:
+        return findings
+    known = set(compare(here, list_interface(resolve_python(base), modules)))
+    return [finding for finding in findings if finding not in known]
+
+
+def _is_under(module: str, prefix: str) -> bool:
+    return f"{module}.".startswith(f"{prefix.rstrip('.')}.")
+
+
+def _own_modules() -> list[str]:
+    """Every module of this package, found by name; programs are left out."""
+    found = ["vllm"]
+    for folder in _folders("vllm", vllm.__path__[0]):
+        found += folder
+    return [name for name in found if not name.endswith(".__main__")]
+
+
+def _folders(package: str, path: str) -> list[list[str]]:
+    """The modules of a package, a list for it and each package inside it. Nothing is imported."""
+    names, folders = [], []
+    for module in pkgutil.iter_modules([path], f"{package}."):
+        names.append(module.name)
+        if module.ispkg:
+            inner = str(Path(path) / module.name.rpartition(".")[2])
+            folders += _folders(module.name, inner)
+    return [names, *folders]
+
+
+def as_text(findings: list[Finding], shown: list[Finding], against: str) -> str:
+    """A line for each of `shown`, by module; then how many names there are of each status."""
+    lines, module = [], None
+    for finding in shown:
+        if finding.module != module:
+            module = finding.module
+            lines.append(module)
+        detail = f"  ({finding.detail})" if finding.detail else ""
+        lines.append(f"  {finding.status:9}  {finding.name}{detail}")
+    counts = Counter(finding.status for finding in findings)
+    lines.append(f"\n{len(findings)} public names here, against {against}:")
+    lines += [f"  {counts[s]:5}  {s:9}  {meaning}" for s, meaning in STATUSES.items() if counts[s]]
+    return "\n".join(lines) + "\n"
