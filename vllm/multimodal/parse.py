@@ -221,8 +221,8 @@ class MultiModalDataParser:
 
     def _parse_text_data(self, data: ModalityData[Any]) -> TextProcessorItems | None:
         """One text, one list of token ids, or a list of either."""
-        is_one = isinstance(data, str) or (bool(data) and _is_token_id(data[0]))
-        texts = [data] if is_one else list(data)
+        is_list = isinstance(data, (list, tuple))
+        texts = list(data) if is_list and not (data and _is_token_id(data[0])) else [data]
         for index, text in enumerate(texts):
             ids = isinstance(text, (list, tuple)) and all(_is_token_id(token) for token in text)
             if not isinstance(text, str) and not ids:

@@ -166,9 +166,11 @@ class InputProcessingContext:
         try:
             output = hf_processor(**data, **arguments, return_tensors="pt")
         except Exception as error:
+            name = hf_processor.__name__ if inspect.isfunction(hf_processor) else (
+                type(hf_processor).__name__
+            )
             raise ValueError(
-                f"the processor {type(hf_processor).__name__} cannot take "
-                f"{', '.join(data)}: {error}"
+                f"the processor {name} cannot take {', '.join(data)}: {error}"
             ) from error
         return BatchFeature(map_tensors(self._in_model_dtype, dict(output)))
 
