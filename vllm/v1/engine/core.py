@@ -21,6 +21,7 @@ from vllm.v1.core.kv_cache_utils import (
     update_kv_cache_capacity,
 )
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.kv_transfer import adapt_to_connector, introduce_workers
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ class EngineCore:
             from vllm.v1.executor import Executor
 
             executor_class = Executor.get_class(vllm_config)
+        adapt_to_connector(vllm_config)
         with startup_timer.phase("executor"):
             self.model_executor = executor_class(vllm_config)
         if executor_fail_callback is not None:
             self.model_executor.register_failure_callback(executor_fail_callback)
         kv_cache_config = self._initialize_kv_caches()
         self.scheduler = self._make_scheduler(kv_cache_config)
+        introduce_workers(self.scheduler, self.model_executor)
         vllm_config.seal()
 
     def _initialize_kv_caches(self) -> KVCacheConfig:

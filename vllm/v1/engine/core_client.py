@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from vllm.v1.executor import Executor
 
 logger = init_logger(__name__)
+
+# A step computed nothing, as keys and values are on their way: no need to ask at once again.
+_PAUSE_S = 0.001
 
 
 class EngineCoreClient(ABC):
@@ -93,7 +97,9 @@ class InprocClient(EngineCoreClient):
         self.engine_core = EngineCore(vllm_config, executor_class, log_stats)
 
     def get_output(self) -> EngineCoreOutputs:
-        outputs, _ = self.engine_core.step()
+        outputs, has_computed = self.engine_core.step()
+        if not has_computed and self.engine_core.has_requests():
+            time.sleep(_PAUSE_S)
         return outputs.get(0) or EngineCoreOutputs()
 
     def add_request(self, request: EngineCoreRequest) -> None:

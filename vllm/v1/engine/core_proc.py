@@ -136,7 +136,7 @@ class EngineCoreProc:
             outputs, has_computed = self.engine_core.step()
             for made in outputs.values():
                 self._outbox.put(made)
-            if not has_computed and not outputs and self.engine_core.has_requests():
+            if not has_computed and self.engine_core.has_requests():
                 self._wait_for_news(_PAUSE_S)
 
     def _take_in_what_has_come(self) -> None:

@@ -12,6 +12,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -79,6 +80,12 @@ class Executor(ABC):
         """Makes each worker's KV cache."""
         for rank, kv_cache_config in enumerate(kv_cache_configs):
             self._call_worker(rank, "initialize_from_config", kv_cache_config)
+
+    def get_kv_connector_handshake_metadata(
+        self,
+    ) -> list[dict[tuple[int, int], KVConnectorHandshakeMetadata] | None]:
+        """What the KV connector's peers must know of each worker."""
+        return self.collective_rpc("get_kv_connector_handshake_metadata")
 
     def compile_or_warm_up_model(self) -> None:
         """Does what would make the first request slow."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.mem_utils import GiB
@@ -129,6 +130,12 @@ class Worker(WorkerBase):
 
     def sample_tokens(self, grammar_output: None) -> ModelRunnerOutput:
         return self.model_runner.sample_tokens(grammar_output)
+
+    def get_kv_connector_handshake_metadata(
+        self,
+    ) -> dict[tuple[int, int], KVConnectorHandshakeMetadata] | None:
+        metadata = self.model_runner.kv_connector.get_handshake_metadata()
+        return None if metadata is None else {(0, self.rank): metadata}
 
     def shutdown(self) -> None:
         self.model_runner.shutdown()

@@ -13,6 +13,7 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
 
@@ -92,6 +93,13 @@ class WorkerBase:
 
     def check_health(self) -> None:
         """Raises if the worker cannot go on."""
+
+    def get_kv_connector_handshake_metadata(
+        self,
+    ) -> dict[tuple[int, int], KVConnectorHandshakeMetadata] | None:
+        """What the KV connector's peers must know of this worker, by (pipeline rank,
+        tensor-parallel rank); None if there is nothing."""
+        return None
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """The longest request became shorter, since the KV cache does not hold more; called before

@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, LogprobsLists, ModelRunnerOutput
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu.attn_utils import (
     build_slot_mappings_by_layer,
@@ -30,6 +30,11 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
+from vllm.v1.worker.gpu.kv_connector import (
+    NoKVConnector,
+    apply_required_layout,
+    make_kv_connector,
+)
 from vllm.v1.worker.gpu.model_states import init_model_state
 from vllm.v1.worker.gpu.sample.prompt_logprobs import PromptLogprobs
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -43,6 +48,7 @@ class ExecuteModelState(NamedTuple):
 
     input_batch: InputBatch
     hidden_states: torch.Tensor
+    kv_connector_output: KVConnectorOutput | None
 
 
 class GPUModelRunner:
@@ -54,6 +60,7 @@ class GPUModelRunner:
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.kv_caches: list[torch.Tensor] = []
+        self.kv_connector = NoKVConnector()
         self._pending: ExecuteModelState | None = None
 
     # Start
@@ -79,7 +86,8 @@ class GPUModelRunner:
         self.attn_groups, self.kernel_block_sizes = init_attn_backend(
             kv_cache_config, config, self.device
         )
-        init_kv_cache(
+        apply_required_layout(config)
+        kv_caches = init_kv_cache(
             self.kv_caches,
             config.compilation_config.static_forward_context,
             kv_cache_config,
@@ -89,6 +97,7 @@ class GPUModelRunner:
             self.kernel_block_sizes,
             config,
         )
+        self.kv_connector = make_kv_connector(config, kv_cache_config, kv_caches)
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self.block_tables = BlockTables(
             [spec.block_size for spec in specs],
@@ -131,13 +140,15 @@ class GPUModelRunner:
         """Runs the model over the step's tokens. None: call `sample_tokens` for the output."""
         self._update_states(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
-            return EMPTY_MODEL_RUNNER_OUTPUT
+            return self.kv_connector.run_without_tokens(scheduler_output)
         batch = self.batch_builder.build(scheduler_output, self.states)
         metadata = self.model_state.prepare_attn(batch, self.attn_groups)
         slots = build_slot_mappings_by_layer(batch.slot_mappings, self.kv_cache_config)
         with set_forward_context(metadata, self.vllm_config, batch.num_tokens, slots):
+            self.kv_connector.begin(scheduler_output)
             hidden_states = self.model(**self.model_state.prepare_inputs(batch))
-        self._pending = ExecuteModelState(batch, hidden_states)
+        transferred = self.kv_connector.end(scheduler_output)
+        self._pending = ExecuteModelState(batch, hidden_states, transferred)
         return None
 
     @torch.inference_mode()
@@ -150,7 +161,7 @@ class GPUModelRunner:
         """
         if self._pending is None:
             raise RuntimeError("sample_tokens was called without a step; call execute_model first")
-        (batch, hidden_states), self._pending = self._pending, None
+        (batch, hidden_states, transferred), self._pending = self._pending, None
         sampled: list[list[int]] = [[] for _ in batch.req_ids]
         logprobs = None
         if len(batch.sampling):
@@ -165,6 +176,7 @@ class GPUModelRunner:
             sampled_token_ids=sampled,
             logprobs=logprobs,
             prompt_logprobs_dict=prompt_logprobs,
+            kv_connector_output=transferred,
         )
 
     def _sample(
@@ -222,5 +234,6 @@ class GPUModelRunner:
         self.model_state.remove_request(req_id)
 
     def shutdown(self) -> None:
-        """Lets go of the caches."""
+        """Stops the connector and lets go of the caches."""
+        self.kv_connector.shutdown()
         self.kv_caches.clear()
