@@ -82,3 +82,14 @@ def test_a_requests_own_lengths():
 def test_a_prompt_that_fills_max_length_is_refused():
     with pytest.raises(ValueError, match="leave no room within max_length"):
         SamplingParams(max_tokens=None, max_length=4).resolve_lengths(4, 1024)
+
+
+def test_overrides_are_fields_of_the_config_or_sampling_parameters():
+    """`--override-generation-config`. Guards against a field that is no sampling parameter handed
+    on as one, and against a conversion that is skipped for what is overridden."""
+    overrides = {"max_new_tokens": 9, "decoder_start_token_id": 5, "seed": 3, "temperature": 0.5}
+    picked = sampling_defaults({"temperature": 0.9}, False, overrides)
+    assert picked == {"max_tokens": 9, "seed": 3, "temperature": 0.5}
+    picked = sampling_defaults(SUMMARISER, True, {"max_length": 30, "do_sample": True})
+    assert picked["max_length"] == 30 and "temperature" not in picked
+    assert sampling_defaults(SUMMARISER, True, {"temperature": 0.5})["temperature"] == 0.5

@@ -297,9 +297,11 @@ class ModelConfig:
         """Default sampling parameters: the model's, then `override_generation_config`."""
         from vllm.transformers_utils.generation_defaults import sampling_defaults
 
-        picked = sampling_defaults(self.try_get_generation_config(), self.is_encoder_decoder)
-        picked.update(self.override_generation_config)
-        return picked
+        return sampling_defaults(
+            self.try_get_generation_config(),
+            self.is_encoder_decoder,
+            self.override_generation_config,
+        )
 
     def compute_hash(self) -> str:
         """A digest of what changes the compiled computation."""

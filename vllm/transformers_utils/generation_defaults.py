@@ -20,15 +20,29 @@ _WITHOUT_EFFECT = (
 )  # fmt: skip
 
 
+# Fields that are no sampling parameters, or are turned into others.
+_TURNED = (
+    "bos_token_id", "decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id",
+    "forced_bos_token_id", "length_penalty", "max_new_tokens", "min_new_tokens", "num_beams",
+    "pad_token_id", *_WITHOUT_EFFECT,
+)  # fmt: skip
+
+
 def sampling_defaults(
-    generation_config: dict[str, Any], is_encoder_decoder: bool
+    generation_config: dict[str, Any],
+    is_encoder_decoder: bool,
+    overrides: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Sampling parameters by name, so far as the config sets them.
+
+    `overrides`: fields of the config to change, or sampling parameters.
 
     Of an encoder-decoder model also what Transformers does where a config says nothing (nothing is
     drawn), and its lengths, which count the decoder's prompt. A forced BOS token is part of the
     prompt here, and the first new token there.
     """
+    overrides = overrides or {}
+    generation_config = {**generation_config, **overrides}
     picked = {name: generation_config[name] for name in _SAME if _is_set(generation_config, name)}
     if generation_config.get("no_repeat_ngram_size"):
         picked["no_repeat_ngram_size"] = generation_config["no_repeat_ngram_size"]
@@ -40,7 +54,7 @@ def sampling_defaults(
     if is_encoder_decoder and generation_config:
         _add_encoder_decoder_defaults(picked, generation_config, forced_bos)
     _warn(generation_config)
-    return picked
+    return {**picked, **{name: v for name, v in overrides.items() if name not in _TURNED}}
 
 
 def _add_encoder_decoder_defaults(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+from vllm.model_executor.models.interfaces import supports_multimodal
 from vllm.model_executor.models.interfaces_base import is_text_generation_model, is_vllm_model
 from vllm.transformers_utils.architectures import causal_lm_architectures
 
@@ -29,6 +30,16 @@ _TEXT_GENERATION_MODELS = {
     "MistralForCausalLM": ("llama", "LlamaForCausalLM"),
     "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
     "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+}
+
+# Models with an encoder, whose inputs come beside the decoder's tokens.
+_MULTIMODAL_MODELS = {
+    "BartForConditionalGeneration": ("bart", "BartForConditionalGeneration"),
+    "MBartForConditionalGeneration": ("mbart", "MBartForConditionalGeneration"),
+    "NemotronParseForConditionalGeneration": (
+        "nemotron_parse",
+        "NemotronParseForConditionalGeneration",
+    ),
 }
 
 # What serves architectures that have no class here.
@@ -149,6 +160,12 @@ class _ModelRegistry:
         """Whether the class gives logits. Imports it."""
         return is_text_generation_model(self.resolve_model_cls(architectures, model_config)[0])
 
+    def is_multimodal_model(
+        self, architectures: str | list[str], model_config: ModelConfig
+    ) -> bool:
+        """Whether the class has an encoder with inputs of its own. Imports it."""
+        return supports_multimodal(self.resolve_model_cls(architectures, model_config)[0])
+
 
 def _why_no_fallback(names: list[str], model_config: ModelConfig) -> str | None:
     """Why Transformers' code for these architectures cannot be tried; None if it can."""
@@ -169,6 +186,6 @@ def _why_no_fallback(names: list[str], model_config: ModelConfig) -> str | None:
 ModelRegistry = _ModelRegistry(
     {
         arch: _LazyModel(f"vllm.model_executor.models.{module}", cls)
-        for arch, (module, cls) in _TEXT_GENERATION_MODELS.items()
+        for arch, (module, cls) in {**_TEXT_GENERATION_MODELS, **_MULTIMODAL_MODELS}.items()
     }
 )

@@ -189,7 +189,8 @@ def load_weight(name: str, param: torch.Tensor, tensor: torch.Tensor, shard_id: 
 
 
 # Part of a checkpoint's name -> (the fused layer's, the shard it becomes).
-_STACKED = {
+StackedNames = Mapping[str, tuple[str, str | int | None]]
+_STACKED: StackedNames = {
     ".q_proj": (".qkv_proj", "q"),
     ".k_proj": (".qkv_proj", "k"),
     ".v_proj": (".qkv_proj", "v"),
@@ -198,16 +199,18 @@ _STACKED = {
 }
 
 
-def load_stacked_weights(module: nn.Module, weights: Weights) -> set[str]:
+def load_stacked_weights(
+    module: nn.Module, weights: Weights, stacked: StackedNames = _STACKED
+) -> set[str]:
     """Load weights whose projections a checkpoint keeps apart into layers that fuse them.
 
-    Returns the names of the parameters that got something. Raises ValueError for a weight that has
-    no place.
+    `stacked`: the first of its names that is part of a weight's counts. Returns the names of the
+    parameters that got something. Raises ValueError for a weight that has no place.
     """
     parameters = dict(module.named_parameters())
     loaded = set()
     for name, tensor in weights:
-        target, shard_id = _stacked_name(name)
+        target, shard_id = _stacked_name(name, stacked)
         if target not in parameters:
             raise ValueError(
                 f"the checkpoint has a weight {name} for which {type(module).__name__} has no place"
@@ -217,9 +220,9 @@ def load_stacked_weights(module: nn.Module, weights: Weights) -> set[str]:
     return loaded
 
 
-def _stacked_name(name: str) -> tuple[str, str | int | None]:
+def _stacked_name(name: str, stacked: StackedNames) -> tuple[str, str | int | None]:
     """Name of the parameter that a checkpoint's weight goes into, and the shard of it."""
-    for part, (fused, shard_id) in _STACKED.items():
+    for part, (fused, shard_id) in stacked.items():
         if part in name:
             return name.replace(part, fused), shard_id
     return name, None
