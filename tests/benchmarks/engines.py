@@ -28,6 +28,9 @@ class CannedEngine:
         length = workload.output_len if self.output_len is None else self.output_len
         return Run(self.seconds.pop(0), tuple((self.token,) * length for _ in workload.prompts))
 
+    def peak_memory_bytes(self) -> int:
+        return 1 << 20
+
     def info(self) -> EngineInfo:
         threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
         return EngineInfo(self.name, "1", "float32", threads, os.environ.get("GOMP_SPINCOUNT", ""))

@@ -89,7 +89,7 @@ def make_workloads(
         ValueError: a shape that does not.
     """
     return [
-        random_workload(*shape, model_config.get_vocab_size(), seed, _special_ids(model_config))
+        random_workload(*shape, model_config.get_vocab_size(), seed, special_ids(model_config))
         for shape in shapes
         if _fits(shape, model_config.max_model_len)
     ]
@@ -105,7 +105,8 @@ def _fits(shape: tuple[int, int, int], max_model_len: int) -> bool:
     return True
 
 
-def _special_ids(model_config: ModelConfig) -> list[int]:
+def special_ids(model_config: ModelConfig) -> list[int]:
+    """Ids that no prompt should hold; none without a tokenizer."""
     from vllm.tokenizers import get_tokenizer
 
     if model_config.skip_tokenizer_init:

@@ -85,6 +85,9 @@ class VllmEngine:
         self._llm = LLM.from_engine_args(engine_args)
         self._detokenize = detokenize
         self._dtype = engine_args.dtype
+        self._quantization = engine_args.quantization
+        cache_config = self._llm.llm_engine.vllm_config.cache_config
+        self._caches_prefixes = cache_config.enable_prefix_caching
 
     def prepare(self, workload: Workload) -> None:
         self.run(workload)
@@ -99,10 +102,22 @@ class VllmEngine:
             ignore_eos=True,
             detokenize=self._detokenize,
         )
+        if self._caches_prefixes:  # the same prompts every round: none is to be found again
+            self._llm.reset_prefix_cache()
         began = time.perf_counter()
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - began
         return Run(seconds, tuple(tuple(output.outputs[0].token_ids) for output in outputs))
+
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, those that are shared once.
+
+        Raises:
+            TypeError: the engine core runs in a process of its own.
+        """
+        return self._llm.apply_model(
+            lambda model: sum(p.nbytes for p in model.parameters())
+        )[0]
 
     def info(self) -> EngineInfo:
         import torch
@@ -110,4 +125,5 @@ class VllmEngine:
         from vllm.version import __version__
 
         settings = "" if self._detokenize else "token ids out"
-        return EngineInfo(self.name, __version__, self._dtype, torch.get_num_threads(), settings)
+        weights = f", {self._quantization} weights" if self._quantization else ""
+        return EngineInfo(self.name, __version__, self._dtype + weights, torch.get_num_threads(), settings)

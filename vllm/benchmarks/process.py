@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vllm import env_override
+from vllm.benchmarks.bounds import Bounds
 from vllm.benchmarks.engine import BenchEngineSpec, EngineInfo, Run
 from vllm.benchmarks.workload import Workload
 from vllm.logger import init_logger
@@ -51,6 +54,8 @@ class EngineProcess:
 
     def __init__(self, spec: BenchEngineSpec) -> None:
         self.name = spec.name
+        self.ready_seconds: float | None = None
+        self._began = time.perf_counter()
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(spec, theirs))
@@ -61,6 +66,12 @@ class EngineProcess:
     def wait_until_built(self) -> None:
         """Returns when the model is loaded."""
         self._receive()
+        self.ready_seconds = time.perf_counter() - self._began
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the model was loaded."""
+        return self.ready_seconds is not None
 
     def prepare(self, workload: Workload) -> None:
         self._call("prepare", workload)
@@ -70,6 +81,19 @@ class EngineProcess:
 
     def info(self) -> EngineInfo:
         return self._call("info")
+
+    def weight_bytes(self) -> int:
+        """Bytes of the model's parameters; our engine knows them."""
+        return self._call("weight_bytes")
+
+    def bounds(self) -> Bounds:
+        """The machine's, of a `BoundsProbe`."""
+        return self._call("measure")
+
+    def peak_memory_bytes(self) -> int:
+        """Resident memory at its highest, of the process and those that it started."""
+        process = psutil.Process(self._process.pid)
+        return sum(_peak_bytes(each.pid) for each in (process, *process.children(recursive=True)))
 
     def close(self) -> None:
         """Ends the process, by force if it does not end by itself."""
@@ -111,17 +135,36 @@ def warn_if_busy(busy_percent: float) -> None:
         )
 
 
+def _peak_bytes(pid: int) -> int:
+    """VmHWM; what is resident now where the system does not keep it, 0 if the process is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return psutil.Process(pid).memory_info().rss
+    except (OSError, psutil.Error):
+        return 0
+
+
 @contextmanager
-def engine_processes(specs: Sequence[BenchEngineSpec]) -> Iterator[list[EngineProcess]]:
-    """A process for each spec, all loaded, one after the other; closed at the end."""
+def engine_processes(
+    specs: Sequence[BenchEngineSpec], may_fail: bool = False
+) -> Iterator[list[EngineProcess]]:
+    """A process for each spec, all loaded, one after the other; closed at the end. `may_fail`: a
+    peer that cannot be loaded is warned of, and has `is_built` False."""
     warn_if_busy(psutil.cpu_percent(interval=_BUSY_SAMPLE_S))
     with ExitStack() as stack:
         engines = []
         for spec in specs:
             engine = EngineProcess(spec)
             stack.callback(engine.close)
-            engine.wait_until_built()
             engines.append(engine)
+            try:
+                engine.wait_until_built()
+            except EngineFailed as error:
+                if not (may_fail and spec.is_peer):
+                    raise
+                logger.warning("left out: %s", error)
         yield engines
 
 

@@ -32,6 +32,9 @@ class _Benchmark:
 
 
 BENCHMARKS = {
+    "compare": _Benchmark(
+        "vllm.benchmarks.suite_cli", "This engine beside others that are installed, and bounds."
+    ),
     "kernels": _Benchmark(
         "vllm.benchmarks.kernels", "Attention of one layer, beside torch's, by the bandwidth."
     ),
