@@ -93,7 +93,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     flat_logprobs: give logprobs as `FlatLogprobs` rather than as dicts.
     truncate_prompt_tokens: keep only the last so many tokens of the prompt; -1: as many as the
         model takes.
-    extra_args: for logits processors that are not built in.
+    extra_args: for logits processors that are not built in; `kv_transfer_params` in them are for a
+        KV connector.
     beam_search: follow `n` beams rather than draw.
     no_repeat_ngram_size: so many tokens in a row come at most once in prompt and output; 0: any
         number of times. Of an encoder-decoder model the prompt is the decoder's.
@@ -197,6 +198,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             self._verify_beam_search()
         elif self.n > 1 and self.temperature < _GREEDY_BELOW:
             raise ValueError(f"n must be 1 with greedy sampling (temperature 0), not {self.n}")
+        if self.n > 1 and self.kv_transfer_params is not None:
+            raise ValueError(f"n must be 1 with kv_transfer_params, not {self.n}")
         _require("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _require("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         # Further out, logits divided by it are no numbers any more.
@@ -255,6 +258,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                 raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.extra_args is not None and not isinstance(self.extra_args, dict):
             raise ValueError(f"extra_args must be a dict, not {type(self.extra_args).__name__}")
+        params = self.kv_transfer_params
+        if params is not None and not isinstance(params, dict):
+            raise ValueError(f"kv_transfer_params must be a dict, not {type(params).__name__}")
 
     def _verify_token_choices(self) -> None:
         if type(self.forced_eos_token_id) is int:
@@ -380,6 +386,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         if self.logprob_token_ids is not None:
             return len(self.logprob_token_ids)
         return self.logprobs
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What a KV connector must know of the request."""
+        return (self.extra_args or {}).get("kv_transfer_params")
 
     def clone(self) -> SamplingParams:
         """A copy that may be changed. With `skip_clone`, this object itself."""

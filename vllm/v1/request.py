@@ -9,7 +9,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreRequest, FinishReason
 from vllm.v1.metrics.stats import PrefillStats
@@ -72,8 +72,7 @@ class Request:
         self.lora_request = lora_request
         self.cache_salt = cache_salt
         self.trace_headers = trace_headers
-        extra_args = sampling_params.extra_args or {}
-        self.kv_transfer_params: dict[str, Any] | None = extra_args.get("kv_transfer_params")
+        self.kv_transfer_params = sampling_params.kv_transfer_params
 
         self.prompt_token_ids = prompt_token_ids
         self.num_prompt_tokens = len(prompt_token_ids)

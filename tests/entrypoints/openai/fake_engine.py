@@ -60,6 +60,8 @@ class FakeEngine:
                 yield RequestOutput(
                     request_id, prompt.get("prompt"), prompt["prompt_token_ids"], None, outputs,
                     finished,
+                    # As a connector whose answer is the question.
+                    kv_transfer_params=sampling_params.kv_transfer_params if finished else None,
                 )  # fmt: skip
             finished = True
         finally:

@@ -149,6 +149,7 @@ class OpenAIServingChat(OpenAIServing):
             usage=self._usage(answer),
             prompt_logprobs=prompt_logprobs(final.prompt_logprobs),
             prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else None,
+            kv_transfer_params=final.kv_transfer_params,
         )
 
     def _usage(self, answer: _Answer):
@@ -195,7 +196,10 @@ class OpenAIServingChat(OpenAIServing):
                 # Nothing to say yet: what is held back may become a stop string or a character.
                 if says or (request.return_token_ids and piece.token_ids):
                     choice = self._stream_choice(request, piece)
-                    yield self._chunk(answer, [choice], continuous)
+                    chunk = self._chunk(answer, [choice], continuous)
+                    if output.kv_transfer_params is not None:
+                        chunk.kv_transfer_params = output.kv_transfer_params
+                    yield chunk
         if options.include_usage:
             yield self._chunk(answer, [], True)
 

@@ -132,6 +132,7 @@ class OpenAIServingCompletion(OpenAIServing):
             model=answer.model,
             choices=choices,
             usage=self._usage(answer),
+            kv_transfer_params=finals[0].kv_transfer_params if finals[0] is not None else None,
         )
 
     def _usage(self, answer: _Answer):
@@ -190,7 +191,10 @@ class OpenAIServingCompletion(OpenAIServing):
                 answer.completion_tokens += len(piece.token_ids)
                 choice = self._stream_choice(answer, prompt_index, index, output, piece)
                 if choice is not None:
-                    yield self._chunk(answer, [choice], options.continuous_usage_stats)
+                    chunk = self._chunk(answer, [choice], options.continuous_usage_stats)
+                    if output.kv_transfer_params is not None:
+                        chunk.kv_transfer_params = output.kv_transfer_params
+                    yield chunk
         if options.include_usage:
             yield self._chunk(answer, [], True)
 

@@ -159,6 +159,11 @@ class InputProcessor:
             raise ValueError(
                 f"only generation is supported: pass SamplingParams, not {type(params).__name__}"
             )
+        transfer = self.vllm_config.kv_transfer_config
+        if params.kv_transfer_params is not None and (transfer is None or not transfer.kv_connector):
+            raise ValueError(
+                "kv_transfer_params: this engine has no KV connector (--kv-transfer-config)"
+            )
         options = dict(tokenization_kwargs or {})
         truncate_to = options.pop("truncate_prompt_tokens", params.truncate_prompt_tokens)
         self._check_tokenization_options(options)

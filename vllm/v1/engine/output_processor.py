@@ -121,6 +121,7 @@ class OutputProcessor:
         finish_reason, stop_reason = output.finish_reason, output.stop_reason
         if output.prefill_stats is not None:
             state.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        state.kv_transfer_params = output.kv_transfer_params
         stop_string = state.detokenizer.update(
             output.new_token_ids, finish_reason is FinishReason.STOP, finish_reason is not None
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -76,6 +77,7 @@ class RequestState:
     stats: RequestStateStats | None = None
     num_cached_tokens: int = 0
     num_sent_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
 
     @classmethod
     def from_new_request(
@@ -134,6 +136,7 @@ class RequestState:
             finished=finished,
             metrics=self.stats,
             num_cached_tokens=self.num_cached_tokens,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def _is_due(self) -> bool:

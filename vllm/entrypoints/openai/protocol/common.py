@@ -7,7 +7,15 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+import msgspec
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams, logit_bias_by_id
@@ -172,7 +180,6 @@ class GenerationRequest(RequestFields):
         "guided_choice": (),
         "guided_grammar": (),
         "logits_processors": ([],),
-        "kv_transfer_params": (),
         "thinking_token_budget": (),
         "repetition_detection": (),
         "lora_request": (),
@@ -215,6 +222,18 @@ class GenerationRequest(RequestFields):
     request_id: Text | None = None
     user: str | None = None
     vllm_xargs: dict[Text, XArg] | None = None
+    kv_transfer_params: dict[Text, Any] | None = None
+
+    @field_validator("kv_transfer_params")
+    @classmethod
+    def _check_kv_transfer_params(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            msgspec.msgpack.encode(value)
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise RequestError(
+                f"kv_transfer_params cannot be passed on: {error}", param="kv_transfer_params"
+            ) from None
+        return value or None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationRequest:
@@ -273,12 +292,17 @@ class GenerationRequest(RequestFields):
             spaces_between_special_tokens=self.spaces_between_special_tokens,
             include_stop_str_in_output=self.include_stop_str_in_output,
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
-            extra_args=self.vllm_xargs,
+            extra_args=self._extra_args(),
             no_repeat_ngram_size=defaults.get("no_repeat_ngram_size", 0),
             forced_eos_token_id=defaults.get("forced_eos_token_id"),
             max_length=None if asks_length else defaults.get("max_length"),
             min_length=None if "min_tokens" in given else defaults.get("min_length"),
         )
+
+    def _extra_args(self) -> dict[str, Any] | None:
+        if self.kv_transfer_params is None:
+            return self.vllm_xargs
+        return {**(self.vllm_xargs or {}), "kv_transfer_params": self.kv_transfer_params}
 
     def _wanted_prompt_logprobs(self, logprobs: int | None) -> int | None:
         return self.prompt_logprobs

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, Field, WithJsonSchema, field_validator
+from pydantic import BaseModel, Field, WithJsonSchema, field_validator, model_validator
 
 from vllm.entrypoints.openai.protocol.common import (
     GenerationRequest,
@@ -74,6 +74,16 @@ class CompletionRequest(GenerationRequest):
             return [_token_ids(item) for item in prompt]
         return _token_ids(prompt)
 
+    @model_validator(mode="after")
+    def _check_kv_transfer(self) -> CompletionRequest:
+        if self.kv_transfer_params is not None and len(self.prompts) > 1:
+            raise RequestError(
+                f"kv_transfer_params go with one prompt, and there are {len(self.prompts)}: send "
+                "each in a request of its own",
+                param="kv_transfer_params",
+            )
+        return self
+
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one."""
@@ -134,6 +144,7 @@ class CompletionResponse(BaseModel):
     choices: list[CompletionResponseChoice]
     system_fingerprint: str | None = None
     usage: UsageInfo
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class CompletionResponseStreamChoice(BaseModel):
@@ -157,3 +168,4 @@ class CompletionStreamResponse(BaseModel):
     model: str
     choices: list[CompletionResponseStreamChoice]
     usage: UsageInfo | None = None
+    kv_transfer_params: dict[str, Any] | None = None
