@@ -82,3 +82,46 @@ def test_states_refuse_a_second_row_for_a_request():
     with pytest.raises(RuntimeError, match="request a"):
         states.add_request("a", 1, [5], 0)
     assert states.remove_request("a") == 0 and states.remove_request("a") is None
+
+
+encoder_requests = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 25), st.booleans()), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests=encoder_requests, blocks_per_page=st.sampled_from([1, 2]))
+def test_groups_that_hold_the_encoders_tokens(requests, blocks_per_page):
+    """Each request: (tokens, encoder tokens, encoded in this step). Slots of a cross-attention group
+    are those of the encoder tokens of this step alone, request by request as the batch has them;
+    its tables reach as far as the longest encoder output, however long the decoder's tokens are."""
+    page = 4
+    kernel_block = page // blocks_per_page
+    states = RequestState(8, 64)
+    sizes = [page, page], 8, [16, 8], [kernel_block, kernel_block]
+    tables = BlockTables(*sizes, encoder_groups=frozenset({1}))
+    rng = np.random.default_rng(0)
+    step, pages = SchedulerOutput.make_empty(), {}
+    for i, (num_tokens, encoder_len, is_encoded) in enumerate(requests):
+        row = states.add_request(f"r{i}", num_tokens, [1] * num_tokens, 0, encoder_len)
+        pages[f"r{i}"] = rng.integers(1, 99, -(-encoder_len // page)).tolist()
+        tables.append_block_ids(row, ([7] * 16, pages[f"r{i}"]), overwrite=True)
+        step.num_scheduled_tokens[f"r{i}"] = num_tokens
+        if is_encoded:
+            step.scheduled_encoder_inputs[f"r{i}"] = [0]
+    step.total_num_scheduled_tokens = sum(step.num_scheduled_tokens.values())
+    builder = InputBatchBuilder(8, 256, tables, torch.device("cpu"), max_num_encoder_tokens=256)
+    batch = builder.build(step, states)
+
+    lengths = {f"r{i}": encoder_len for i, (_, encoder_len, _) in enumerate(requests)}
+    assert batch.encoded == [r for r in batch.req_ids if r in step.scheduled_encoder_inputs]
+    assert batch.encoder_seq_lens.tolist() == [lengths[r] for r in batch.req_ids]
+    slots = [pages[r][p // page] * page + p % page
+             for r in batch.encoded for p in range(lengths[r])]  # fmt: skip
+    assert batch.slot_mappings[1].tolist() == slots
+    assert len(batch.slot_mappings[0]) == step.total_num_scheduled_tokens
+    assert batch.block_tables[1].shape[1] == -(-max(lengths.values()) // kernel_block)
+    for i, req_id in enumerate(batch.req_ids):
+        blocks = [pages[req_id][b // blocks_per_page] * blocks_per_page + b % blocks_per_page
+                  for b in range(-(-lengths[req_id] // kernel_block))]  # fmt: skip
+        assert batch.block_tables[1][i, : len(blocks)].tolist() == blocks

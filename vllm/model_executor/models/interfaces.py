@@ -45,6 +45,9 @@ class SupportsMultiModal(SupportsMultiModalEmbeddings, Protocol):
     supports_multimodal_raw_input_only: ClassVar[bool] = False
     supports_encoder_tp_data: ClassVar[bool] = False
     requires_raw_input_tokens: ClassVar[bool] = False
+    # `embed_multimodal` takes lists of inputs of unequal shape; otherwise it is called with those
+    # of one shape at a time.
+    supports_ragged_encoder_inputs: ClassVar[bool] = False
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
@@ -87,6 +90,10 @@ def supports_multimodal_raw_input_only(model: type[object] | object) -> bool:
 
 def requires_raw_input_tokens(model: type[object] | object) -> bool:
     return getattr(model, "requires_raw_input_tokens", False)
+
+
+def supports_ragged_encoder_inputs(model: type[object] | object) -> bool:
+    return getattr(model, "supports_ragged_encoder_inputs", False)
 
 
 @runtime_checkable

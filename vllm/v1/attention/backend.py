@@ -260,6 +260,9 @@ class CommonAttentionMetadata:
         slot_mapping: (num_actual_tokens,) int64, where each token's K and V go; -1: nowhere
     On the host: query_start_loc_cpu and the maxima.
     causal: a token attends to itself and those before it.
+
+    Of cross-attention `seq_lens` (and `encoder_seq_lens`) are the lengths of the encoder's output,
+    `slot_mapping` has the encoder tokens of this step, and `causal` is False.
     """
 
     query_start_loc: torch.Tensor
@@ -353,12 +356,13 @@ class AttentionImpl(ABC, Generic[M]):
         self,
         layer: AttentionLayer,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         attn_metadata: M,
         output: torch.Tensor,
     ) -> torch.Tensor:
         """query: (num_tokens, num_heads, head_size); key, value: (num_tokens, num_kv_heads,
         head_size); output: as query, written in place and returned. Rows beyond
-        `num_actual_tokens` stay untouched."""
+        `num_actual_tokens` stay untouched. Cross-attention's key and value are the encoder's
+        tokens', as many as there are slots, or None."""

@@ -84,7 +84,8 @@ class CPUWorker(WorkerBase):
         cpu_attention.warmup(dtype)
         for num_tokens in _WARM_UP_TOKENS:
             if num_tokens <= self.scheduler_config.max_num_batched_tokens:
-                self.model_runner.profile_run(num_tokens)
+                # The encoder has no kernels of its own to be made ready.
+                self.model_runner.profile_run(num_tokens, run_encoder=False)
         return CompilationTimes(time.perf_counter() - begin, 0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:

@@ -119,7 +119,9 @@ class Worker(WorkerBase):
             self.model_config.max_model_len - 1,
             self.scheduler_config.max_num_batched_tokens,
         )
-        for step in warmup_steps(self.model_runner.kv_cache_config, prompt_len):
+        encoder_inputs = self.model_runner.model_state.dummy_encoder_inputs()
+        kv_cache_config = self.model_runner.kv_cache_config
+        for step in warmup_steps(kv_cache_config, prompt_len, encoder_inputs):
             if self.execute_model(step) is None:
                 self.sample_tokens(None)
         current_platform.synchronize(self.device)

@@ -88,13 +88,13 @@ class Attention(nn.Module, AttentionLayerBase):
     def forward(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         output_shape: torch.Size | None = None,
     ) -> torch.Tensor:
         """query: (num_tokens, num_heads * head_size); key, value: (num_tokens, num_kv_heads *
-        head_size). Returns (num_tokens, num_heads * head_size). In a profiling run, which has no
-        metadata, the output is zeros."""
+        head_size), None where nothing is to be written to the cache. Returns (num_tokens,
+        num_heads * head_size). In a profiling run, which has no metadata, the output is zeros."""
         context = get_forward_context()
         query = query.view(-1, self.num_heads, self.head_size)
         if context.attn_metadata is None:
@@ -103,8 +103,8 @@ class Attention(nn.Module, AttentionLayerBase):
         self.impl.forward(
             self,
             query,
-            key.view(-1, self.num_kv_heads, self.head_size),
-            value.view(-1, self.num_kv_heads, self.head_size),
+            None if key is None else key.view(-1, self.num_kv_heads, self.head_size),
+            None if value is None else value.view(-1, self.num_kv_heads, self.head_size),
             self.kv_cache,
             context.attn_metadata[self.layer_name],
             output,

@@ -79,6 +79,10 @@ class CPUAttentionBackend(AttentionBackend):
     def get_kv_cache_roles(cls, cache_dtype_str: str = "auto") -> tuple[str, ...]:
         return ("block", "head", "token", "content")
 
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in (AttentionType.DECODER, AttentionType.ENCODER_DECODER)
+
 
 @dataclass(frozen=True)
 class CPUAttentionMetadata(AttentionMetadata):
@@ -139,9 +143,11 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
     ) -> None:
-        if attn_type != AttentionType.DECODER:
+        if not CPUAttentionBackend.supports_attn_type(attn_type):
             kind = AttentionType(attn_type).value
-            raise ValueError(f"CPU_ATTN does not do {kind} attention; it does decoder")
+            raise ValueError(
+                f"CPU_ATTN does not do {kind} attention; it does decoder and encoder_decoder"
+            )
         if kv_sharing_target_layer_name is not None:
             raise ValueError("CPU_ATTN does not read another layer's cache")
         self.num_heads = num_heads
@@ -159,21 +165,18 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         self,
         layer: AttentionLayer,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         kv_cache: torch.Tensor,
         attn_metadata: CPUAttentionMetadata,
         output: torch.Tensor,
     ) -> torch.Tensor:
-        num_tokens = attn_metadata.num_actual_tokens
+        num_tokens, slots = attn_metadata.num_actual_tokens, attn_metadata.slot_mapping
         key_cache, value_cache = key_value_views(kv_cache)
-        reshape_and_cache(
-            key[:num_tokens],
-            value[:num_tokens],
-            key_cache,
-            value_cache,
-            attn_metadata.slot_mapping,
-        )
+        # Cross-attention writes in the step that encodes; the slots are the encoder's tokens'.
+        if key is not None and value is not None and len(slots):
+            key, value = key[: len(slots)], value[: len(slots)]
+            reshape_and_cache(key, value, key_cache, value_cache, slots)
         paged_attention(
             query[:num_tokens],
             key_cache,

@@ -125,8 +125,8 @@ class PagedAttentionImpl(AttentionImpl[PagedAttentionMetadata]):
             self._take_cache(views)
             self._viewed = kv_cache
         # All of a step's K and V are written before any is read.
-        if key is not None and value is not None:
-            slots = attn_metadata.slot_mapping
+        slots = attn_metadata.slot_mapping
+        if key is not None and value is not None and len(slots):
             self._write(key[: len(slots)], value[: len(slots)], slots)
         rows = slice(attn_metadata.num_actual_tokens)
         self._attend(query[rows], output[rows], attn_metadata.batch)

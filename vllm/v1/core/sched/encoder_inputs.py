@@ -50,7 +50,10 @@ class EncoderInputs:
         return None
 
     def has_room(self, request: Request, plan: StepPlan) -> bool:
-        """Whether the step can encode all inputs of the request beside those that it has."""
+        """Whether the step can encode all inputs of the request beside those that it has; if it has
+        none, always: or they might never get their turn."""
+        if not plan.encoder_inputs:
+            return True
         budget = self.tokens_per_step - plan.num_encoder_tokens
         num_before = 0
         for input_id in range(request.num_encoder_inputs):

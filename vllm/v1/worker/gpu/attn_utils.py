@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
@@ -15,7 +16,12 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata
 from vllm.v1.attention.kv_cache_plan import backend_layout, plan_attention_cache, plan_layer
 from vllm.v1.kv_cache_geometry import KVCacheGeometry, align
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    CrossAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+)
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.kv_cache_layout import (
     layer_layout,
@@ -32,7 +38,28 @@ def get_kv_cache_spec(vllm_config: VllmConfig) -> dict[str, KVCacheSpec]:
     """What each layer of the model needs per page, by name, in the order the layers were made."""
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)  # type: ignore[type-abstract]
     specs = {name: layer.get_kv_cache_spec(vllm_config) for name, layer in layers.items()}
-    return {name: spec for name, spec in specs.items() if spec is not None}
+    specs = {name: spec for name, spec in specs.items() if spec is not None}
+    if not any(isinstance(spec, CrossAttentionSpec) for spec in specs.values()):
+        return specs
+    from vllm.multimodal.encoder_budget import max_encoder_tokens
+
+    longest = max_encoder_tokens(vllm_config.model_config)
+    return {
+        name: dataclasses.replace(spec, max_num_encoder_tokens=longest)
+        if isinstance(spec, CrossAttentionSpec) and spec.max_num_encoder_tokens is None
+        else spec
+        for name, spec in specs.items()
+    }
+
+
+def max_encoder_tokens_per_step(vllm_config: VllmConfig, specs: Iterable[KVCacheSpec]) -> int:
+    """Encoder tokens that a step can have; 0 without cross-attention."""
+    limits = [s.max_num_encoder_tokens for s in specs if isinstance(s, CrossAttentionSpec)]
+    if not limits:
+        return 0
+    # A request is encoded whole, however small the budget of a step is.
+    longest = max(vllm_config.model_config.max_model_len if n is None else n for n in limits)
+    return max(vllm_config.scheduler_config.max_num_encoder_input_tokens, longest)
 
 
 def group_layers(
@@ -301,6 +328,13 @@ def build_attn_metadata(
             slot_mapping=batch.slot_mappings[group_id],
             positions=batch.positions,
         )
+        if groups and isinstance(groups[0].kv_cache_spec, CrossAttentionSpec):
+            common = common.replace(
+                seq_lens=batch.encoder_seq_lens,
+                encoder_seq_lens=batch.encoder_seq_lens,
+                max_seq_len=int(batch.encoder_seq_lens_np.max()),
+                causal=False,
+            )
         for attn_group in groups:
             built = attn_group.get_metadata_builder().build(0, common)
             metadata.update(dict.fromkeys(attn_group.layer_names, built))

@@ -13,11 +13,18 @@ from vllm.utils.math_utils import cdiv, exact_div
 
 
 class BlockTable:
-    """One group's table: (max_num_reqs, max_blocks) int32, a row a request."""
+    """One group's table: (max_num_reqs, max_blocks) int32, a row a request. `holds_encoder`: its
+    pages hold the encoder's tokens, not the request's own."""
 
     def __init__(
-        self, block_size: int, kernel_block_size: int, max_num_reqs: int, max_num_pages: int
+        self,
+        block_size: int,
+        kernel_block_size: int,
+        max_num_reqs: int,
+        max_num_pages: int,
+        holds_encoder: bool = False,
     ) -> None:
+        self.holds_encoder = holds_encoder
         self.kernel_block_size = kernel_block_size
         self.blocks_per_page = exact_div(block_size, kernel_block_size)
         self.max_num_blocks = max_num_pages * self.blocks_per_page
@@ -64,12 +71,12 @@ class BlockTables:
         max_num_reqs: int,
         max_num_blocks_per_group: list[int],
         kernel_block_sizes: list[int],
+        encoder_groups: frozenset[int] = frozenset(),
     ) -> None:
+        sizes = zip(block_sizes, kernel_block_sizes, max_num_blocks_per_group, strict=True)
         self.tables = [
-            BlockTable(block_size, kernel_block_size, max_num_reqs, max_num_pages)
-            for block_size, kernel_block_size, max_num_pages in zip(
-                block_sizes, kernel_block_sizes, max_num_blocks_per_group, strict=True
-            )
+            BlockTable(block_size, kernel_block_size, max_num_reqs, max_num_pages, i in encoder_groups)
+            for i, (block_size, kernel_block_size, max_num_pages) in enumerate(sizes)
         ]
 
     def append_block_ids(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +25,13 @@ class InputBatch:
         query_start_loc_np: (num_reqs + 1,) int32
         sampling: indices into the batch of the requests that get a token in this step, those whose
             tokens are all computed by its end
+        encoded: those of `req_ids` whose encoder inputs are encoded in this step, in their order
+        encoder_seq_lens_np: (num_reqs,) int32, tokens of each request's encoder output
     On the device:
         input_ids (num_tokens,) int32, positions (num_tokens,) int64, query_start_loc
         (num_reqs + 1,) int32, seq_lens (num_reqs,) int32; for each KV cache group a block table
-        (num_reqs, max_blocks) int32 and slots (num_tokens,) int64
+        (num_reqs, max_blocks) int32 and slots (num_tokens,) int64, in groups of cross-attention
+        (encoder tokens of this step,); encoder_seq_lens likewise
     """
 
     req_ids: list[str]
@@ -45,6 +49,9 @@ class InputBatch:
     seq_lens: torch.Tensor
     block_tables: list[torch.Tensor]
     slot_mappings: list[torch.Tensor]
+    encoded: list[str]
+    encoder_seq_lens_np: np.ndarray
+    encoder_seq_lens: torch.Tensor
 
     @property
     def num_reqs(self) -> int:
@@ -57,8 +64,20 @@ class InputBatch:
         return self.query_start_loc_np[1:][self.sampling] - 1
 
 
+class _Kept(NamedTuple):
+    """Tokens whose K and V a step writes, (n,) each: the row of their request and their position;
+    and the most positions that a request of the batch looks at."""
+
+    rows: np.ndarray
+    positions: np.ndarray
+    max_seq_len: int
+
+
 class InputBatchBuilder:
-    """Writes a step's inputs into one buffer, by indexing into the request states."""
+    """Writes a step's inputs into one buffer, by indexing into the request states.
+
+    `max_num_encoder_tokens`: the most that are encoded in one step.
+    """
 
     def __init__(
         self,
@@ -67,18 +86,22 @@ class InputBatchBuilder:
         block_tables: BlockTables,
         device: torch.device,
         pin_memory: bool = False,
+        max_num_encoder_tokens: int = 0,
     ) -> None:
         fields = [
             Field("input_ids", "int32", max_num_tokens),
             Field("positions", "int64", max_num_tokens),
             Field("query_start_loc", "int32", max_num_reqs + 1),
             Field("seq_lens", "int32", max_num_reqs),
+            Field("encoder_seq_lens", "int32", max_num_reqs),
         ]
         for group, table in enumerate(block_tables.tables):
-            fields.append(Field(f"slots_{group}", "int64", max_num_tokens))
+            num_slots = max_num_encoder_tokens if table.holds_encoder else max_num_tokens
+            fields.append(Field(f"slots_{group}", "int64", num_slots))
             fields.append(Field(f"blocks_{group}", "int32", max_num_reqs * table.max_num_blocks))
         self._buffer = PackedBuffer(fields, device, pin_memory)
         self._block_tables = block_tables
+        self._has_encoder = any(table.holds_encoder for table in block_tables.tables)
 
     def build(self, scheduler_output: SchedulerOutput, states: RequestState) -> InputBatch:
         """The batch that `scheduler_output` asks for; requests with one token come first."""
@@ -96,17 +119,19 @@ class InputBatchBuilder:
         starts[0] = 0
         np.cumsum(scheduled, out=starts[1 : num_reqs + 1])
         seq_lens = np.add(computed, scheduled, out=host["seq_lens"][:num_reqs])
+        encoder_lens = np.take(states.encoder_len, rows, out=host["encoder_seq_lens"][:num_reqs])
         token_rows = np.repeat(rows, scheduled)
         positions = host["positions"][:num_tokens]
-        np.subtract(np.arange(num_tokens), np.repeat(starts[:num_reqs], scheduled), out=positions)
-        positions += np.repeat(computed, scheduled)
+        positions[:] = _count_up(scheduled) + np.repeat(computed, scheduled)
         host["input_ids"][:num_tokens] = states.all_token_ids[token_rows, positions]
 
-        max_seq_len = int(seq_lens.max())
-        widths = []
-        for group, table in enumerate(self._block_tables.tables):
-            table.slots(token_rows, positions, host[f"slots_{group}"])
-            widths.append(table.gather(rows, max_seq_len, host[f"blocks_{group}"]).shape[1])
+        encoded = [r for r in req_ids if r in scheduler_output.scheduled_encoder_inputs]
+        own = _Kept(token_rows, positions, int(seq_lens.max()))
+        encoders = _encoder_tokens(encoded, encoder_lens, states) if self._has_encoder else own
+        sizes = [
+            self._write_group(group, rows, encoders if table.holds_encoder else own)
+            for group, table in enumerate(self._block_tables.tables)
+        ]
         self._buffer.copy_to_device()
 
         device = self._buffer.device
@@ -126,9 +151,33 @@ class InputBatchBuilder:
             seq_lens=device("seq_lens", num_reqs),
             block_tables=[
                 device(f"blocks_{group}", num_reqs * width).view(num_reqs, width)
-                for group, width in enumerate(widths)
+                for group, (_, width) in enumerate(sizes)
             ],
             slot_mappings=[
-                device(f"slots_{group}", num_tokens) for group in range(len(widths))
+                device(f"slots_{group}", num_slots) for group, (num_slots, _) in enumerate(sizes)
             ],
+            encoded=encoded,
+            encoder_seq_lens_np=encoder_lens,
+            encoder_seq_lens=device("encoder_seq_lens", num_reqs),
         )
+
+    def _write_group(self, group: int, rows: np.ndarray, kept: _Kept) -> tuple[int, int]:
+        """Writes a group's slots and block table; returns the number of slots, and the width."""
+        table, host = self._block_tables.tables[group], self._buffer.host
+        table.slots(kept.rows, kept.positions, host[f"slots_{group}"])
+        gathered = table.gather(rows, kept.max_seq_len, host[f"blocks_{group}"])
+        return len(kept.positions), gathered.shape[1]
+
+
+def _count_up(counts: np.ndarray) -> np.ndarray:
+    """0 ... n - 1 for each n of `counts`, one behind the other."""
+    ends = np.cumsum(counts)
+    return np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+
+
+def _encoder_tokens(encoded: list[str], encoder_lens: np.ndarray, states: RequestState) -> _Kept:
+    """The encoder tokens of the requests `encoded`."""
+    index_of = states.req_id_to_index
+    rows = np.fromiter((index_of[req_id] for req_id in encoded), np.int32, len(encoded))
+    lengths = states.encoder_len[rows]
+    return _Kept(np.repeat(rows, lengths), _count_up(lengths), int(encoder_lens.max()))

@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import KVConnectorOutput, LogprobsLists, ModelRunnerOutput
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu.attn_utils import (
@@ -27,6 +27,7 @@ from vllm.v1.worker.gpu.attn_utils import (
     get_kv_cache_spec,
     init_attn_backend,
     init_kv_cache,
+    max_encoder_tokens_per_step,
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
@@ -35,6 +36,7 @@ from vllm.v1.worker.gpu.kv_connector import (
     apply_required_layout,
     make_kv_connector,
 )
+from vllm.v1.worker.gpu.kv_cache_pages import KVCachePages
 from vllm.v1.worker.gpu.model_states import init_model_state
 from vllm.v1.worker.gpu.sample.prompt_logprobs import PromptLogprobs
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -104,7 +106,9 @@ class GPUModelRunner:
             self.max_num_reqs,
             [spec.max_num_blocks_per_req(config, max_model_len) for spec in specs],
             self.kernel_block_sizes,
+            frozenset(i for i, spec in enumerate(specs) if isinstance(spec, CrossAttentionSpec)),
         )
+        self.pages = KVCachePages(config, kv_cache_config, self.attn_groups, self.kernel_block_sizes)
         self.states = RequestState(self.max_num_reqs, max_model_len)
         pin_memory = current_platform.is_pin_memory_available()
         self.sampler = Sampler(
@@ -120,17 +124,23 @@ class GPUModelRunner:
             self.block_tables,
             self.device,
             pin_memory=pin_memory,
+            max_num_encoder_tokens=max_encoder_tokens_per_step(config, specs),
         )
 
     @torch.inference_mode()
-    def profile_run(self, num_tokens: int | None = None) -> None:
+    def profile_run(self, num_tokens: int | None = None, run_encoder: bool = True) -> None:
         """A forward pass without attention and a sampling step, of `num_tokens` tokens (as many as
-        a step can have if left out): what memory is measured with and compiled code warmed by."""
+        a step can have if left out): what memory is measured with and compiled code warmed by.
+
+        Args:
+            run_encoder: before that run the encoder, if there is one, over its largest inputs.
+        """
         num_tokens = num_tokens or self.max_num_tokens
-        ids = torch.zeros(num_tokens, dtype=torch.int32, device=self.device)
-        positions = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
         with set_forward_context(None, self.vllm_config, num_tokens):
-            hidden_states = self.model(input_ids=ids, positions=positions)
+            inputs = self.model_state.prepare_dummy_inputs(
+                self.max_num_reqs, num_tokens, run_encoder
+            )
+            hidden_states = self.model(**inputs)
         self.model.compute_logits(hidden_states[: min(num_tokens, self.max_num_reqs)])
 
     # A step
@@ -139,9 +149,11 @@ class GPUModelRunner:
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Runs the model over the step's tokens. None: call `sample_tokens` for the output."""
         self._update_states(scheduler_output)
+        self.pages.prepare(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             return self.kv_connector.run_without_tokens(scheduler_output)
         batch = self.batch_builder.build(scheduler_output, self.states)
+        self.model_state.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)
         metadata = self.model_state.prepare_attn(batch, self.attn_groups)
         slots = build_slot_mappings_by_layer(batch.slot_mappings, self.kv_cache_config)
         with set_forward_context(metadata, self.vllm_config, batch.num_tokens, slots):
@@ -202,6 +214,7 @@ class GPUModelRunner:
     def _update_states(self, scheduler_output: SchedulerOutput) -> None:
         for req_id in scheduler_output.finished_req_ids | scheduler_output.preempted_req_ids:
             self._remove_request(req_id)
+        self.model_state.free_encoder_outputs(scheduler_output.free_encoder_mm_hashes)
         for request in scheduler_output.scheduled_new_reqs:
             self._add_request(request)
         cached = scheduler_output.scheduled_cached_reqs
@@ -220,6 +233,7 @@ class GPUModelRunner:
             len(request.prompt_token_ids),
             request.prefill_token_ids or request.prompt_token_ids,
             request.num_computed_tokens,
+            sum(feature.mm_position.get_num_embeds() for feature in request.mm_features),
         )
         self.block_tables.append_block_ids(row, request.block_ids, overwrite=True)
         self.sampler.add_request(row, request.req_id, params)

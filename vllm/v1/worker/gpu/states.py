@@ -18,6 +18,7 @@ class RequestState:
     all_token_ids: (max_num_reqs, max_model_len) int32, prompt and output
     prompt_len, total_len: (max_num_reqs,) int32, tokens known of the prompt and in all
     num_computed_tokens: (max_num_reqs,) int32, tokens whose K and V are in the cache
+    encoder_len: (max_num_reqs,) int32, tokens of the encoder's output, 0 without an encoder
     """
 
     def __init__(self, max_num_reqs: int, max_model_len: int) -> None:
@@ -28,6 +29,7 @@ class RequestState:
         self.prompt_len = np.zeros(max_num_reqs, dtype=np.int32)
         self.total_len = np.zeros(max_num_reqs, dtype=np.int32)
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int32)
+        self.encoder_len = np.zeros(max_num_reqs, dtype=np.int32)
 
     @property
     def num_reqs(self) -> int:
@@ -40,6 +42,7 @@ class RequestState:
         prompt_len: int,
         all_token_ids: Sequence[int],
         num_computed_tokens: int,
+        encoder_len: int = 0,
     ) -> int:
         """Gives the request a row and returns it.
 
@@ -54,6 +57,7 @@ class RequestState:
         self.prompt_len[row] = prompt_len
         self.total_len[row] = len(all_token_ids)
         self.num_computed_tokens[row] = num_computed_tokens
+        self.encoder_len[row] = encoder_len
         return row
 
     def remove_request(self, req_id: str) -> int | None:

@@ -14,14 +14,9 @@ from vllm.v1.worker.gpu.model_states.interface import ModelState
 def init_model_state(
     vllm_config: VllmConfig, model: nn.Module, device: torch.device
 ) -> ModelState:
-    """The state object of the model's family.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The state object of the model's family."""
     if vllm_config.model_config.is_encoder_decoder:
-        raise ValueError(
-            f"{vllm_config.model_config.architectures} has an encoder, which is not supported; "
-            "supported: decoder-only models"
-        )
+        from vllm.v1.worker.gpu.model_states.encoder_decoder import EncoderDecoderModelState
+
+        return EncoderDecoderModelState(vllm_config, model, device)
     return DefaultModelState(vllm_config, model, device)
