@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     VLLM_SERVER_DEV_MODE: bool
     VLLM_HTTP_TIMEOUT_KEEP_ALIVE: float
     VLLM_MAX_N_SEQUENCES: int
+    VLLM_IMAGE_FETCH_TIMEOUT: float
 
 
 def _flag(name: str, default: str = "0") -> bool:
@@ -96,6 +97,8 @@ environment_variables: dict[str, Callable[[], Any]] = {
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": lambda: _number("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5.0),
     # Most completions (n) of one prompt.
     "VLLM_MAX_N_SEQUENCES": lambda: int(_number("VLLM_MAX_N_SEQUENCES", 1024)),
+    # Seconds that fetching an image by its URL may take, redirects and all.
+    "VLLM_IMAGE_FETCH_TIMEOUT": lambda: _number("VLLM_IMAGE_FETCH_TIMEOUT", 5.0),
 }
 
 

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Media as they come from clients: decoding and fetching."""
+"""Media as they come from clients: decoding (`image`) and fetching (`fetch`, `connector`)."""
+
+from vllm.multimodal.media.base import MediaWithBytes
+
+__all__ = ["MediaWithBytes"]
