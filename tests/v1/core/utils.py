@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -60,6 +60,7 @@ def make_config(
     num_gpu_blocks_override: int | None = None,
     block_size: int = 16,
     is_encoder_decoder: bool = False,
+    kv_transfer_config: KVTransferConfig | None = None,
     **scheduler_options,
 ) -> VllmConfig:
     """A config for a small Llama, without weights; or one that says it has an encoder."""
@@ -79,6 +80,7 @@ def make_config(
             max_num_seqs=max_num_seqs,
             **scheduler_options,
         ),
+        kv_transfer_config=kv_transfer_config,
     )
 
 
@@ -302,10 +304,10 @@ class FakeModel:
 class Engine:
     """Scheduler and stand-in model, step by step."""
 
-    def __init__(self, scheduler: Scheduler, seed: int = 0) -> None:
+    def __init__(self, scheduler: Scheduler, seed: int = 0, model: FakeModel | None = None) -> None:
         self.scheduler = scheduler
         specs = [m.kv_cache_spec for m in scheduler.kv_cache_manager.single_type_managers]
-        self.model = FakeModel(specs, seed)
+        self.model = FakeModel(specs, seed) if model is None else model
         self.outputs: dict[str, list[EngineCoreOutput]] = {}
         self.steps: list[SchedulerOutput] = []
 
