@@ -29,6 +29,7 @@ from vllm.v1.metrics.stats import (
 CONFIG = SimpleNamespace(
     model_config=SimpleNamespace(served_model_name=["name", "alias"], max_model_len=2048),
     cache_config=CacheConfig(block_size=16),
+    kv_transfer_config=None,
 )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.plugins import STAT_LOGGER_PLUGINS_GROUP, load_plugins_by_group
+from vllm.v1.metrics.kv_connector import KVConnectorLogging
 from vllm.v1.metrics.prometheus import PrometheusMetrics
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
@@ -89,6 +90,7 @@ class LoggingStatLogger(StatLoggerBase):
         self.engine_index = engine_index
         self._latest = SchedulerStats()
         self._hit_rate = _HitRate()
+        self._kv_connector = KVConnectorLogging(vllm_config)
         self._was_idle = True
         self._start_interval()
 
@@ -112,6 +114,7 @@ class LoggingStatLogger(StatLoggerBase):
             self._num_preempted += scheduler_stats.num_preempted_reqs
             prefix = scheduler_stats.prefix_cache_stats
             self._hit_rate.add(prefix.queries, prefix.hits, prefix.reset)
+            self._kv_connector.observe(scheduler_stats.kv_connector_stats)
 
     def log(self) -> None:
         stats, elapsed_s = self._latest, max(time.monotonic() - self._since, 1e-9)
@@ -132,6 +135,9 @@ class LoggingStatLogger(StatLoggerBase):
                 stats.kv_cache_usage * 100,
                 self._hit_rate.percent,
             )
+        transfers = self._kv_connector.take_line()
+        if transfers is not None:
+            logger.info("Engine %03d: KV transfer: %s", self.engine_index, transfers)
         self._was_idle = is_idle
         self._start_interval()
 

@@ -10,6 +10,7 @@ from prometheus_client.registry import CollectorRegistry
 
 from vllm.config import VllmConfig
 from vllm.v1.engine import FINISH_REASON_STRINGS
+from vllm.v1.metrics.kv_connector import KVConnectorMetrics
 from vllm.v1.metrics.stats import FinishedRequestStats, IterationStats, SchedulerStats
 
 PREFIX = "vllm:"
@@ -104,6 +105,7 @@ class PrometheusMetrics:
             ),
         }  # fmt: skip
         self.request_success = self._request_success()
+        self._kv_connector = KVConnectorMetrics(vllm_config, _LABELS, self._labels, registry)
 
     def _one(self, kind: type, name: str, text: str, **options: Any) -> Any:
         made = kind(PREFIX + name, text, _LABELS, registry=self._registry, **options)
@@ -132,6 +134,7 @@ class PrometheusMetrics:
         self.counters["encoder_passes"].inc(stats.encoder_stats.num_encoded)
         self.counters["encoder_hits"].inc(stats.encoder_stats.num_found)
         self.counters["num_preemptions"].inc(stats.num_preempted_reqs)
+        self._kv_connector.observe(stats.kv_connector_stats)
 
     def record_iteration(self, stats: IterationStats) -> None:
         """Takes in what a step brought."""
