@@ -8,6 +8,7 @@ import enum
 import pytest
 import torch
 
+from vllm.logger import _log_once
 from vllm.platforms import DeviceCapability, attention_choice
 from vllm.platforms.attention_choice import Candidate, choose_backend
 from vllm.platforms.cpu import CpuPlatform
@@ -110,6 +111,16 @@ def test_rocm_keeps_rocm_attn(all_backends, use_kv_connector):
     kinds = {"ROCM_ATTN": AttentionType.DECODER, "TRITON_ATTN": AttentionType.ENCODER_DECODER}
     for name, attn_type in kinds.items():
         assert chosen(RocmPlatform, attn_type=attn_type, **needs) == name
+
+
+def test_the_log_says_why_cross_attention_has_another_backend(all_backends, caplog_vllm):
+    """A user who sees two backends finds the reason in the log, not only with debug on."""
+    _log_once.cache_clear()
+    chosen(RocmPlatform, attn_type=AttentionType.ENCODER_DECODER)
+    lines = [r.getMessage() for r in caplog_vllm.records if r.levelname == "INFO"]
+    assert lines == [
+        "attention backend ROCM_ATTN is skipped: encoder_decoder attention is not supported"
+    ]
 
 
 def test_xpu_takes_triton(all_backends):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .interface import DeviceCapability
 
 logger = init_logger(__name__)
+_DECODER = "decoder"  # AttentionType.DECODER, which torch comes along with
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ def choose_backend(
                 logger.warning_once("%s is slow, but others do not serve: %s", candidate.name, why)
             return backend.get_path()
         reasons.append(f"{candidate.name}: {reason}")
-        logger.debug_once("attention backend %s is skipped: %s", candidate.name, reason)
+        # One that is there but not for this kind of layer is news: layers differ in their backends.
+        is_news = config.attn_type != _DECODER and not _why_absent(candidate)
+        log = logger.info_once if is_news else logger.debug_once
+        log("attention backend %s is skipped: %s", candidate.name, reason)
     raise ValueError(
         f"no attention backend on {platform_name} serves {config}: {'; '.join(reasons)}"
     )

@@ -25,7 +25,7 @@ _AITER = Candidate("ROCM_AITER_UNIFIED_ATTN", package="aiter")
 # Decoder self-attention keeps ROCM_ATTN in encoder-decoder models and beside KV connectors too: its
 # K/V-first cache is aligned with its neighbours and registered by its true byte ranges.
 SELF_ATTENTION_BACKENDS = (_ROCM, _TRITON, _AITER, TORCH_ATTN)
-OTHER_ATTENTION_BACKENDS = (_AITER, _TRITON, _ROCM, TORCH_ATTN)
+OTHER_ATTENTION_BACKENDS = (_ROCM, _AITER, _TRITON, TORCH_ATTN)
 
 
 @cache
