@@ -191,3 +191,30 @@ def test_config_without_torch(model_dir):
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_options_of_encoders_warn_where_there_is_none(caplog):
+    """Fault: a limit on images is taken without a word by a model that reads none."""
+    args = EngineArgs(
+        allowed_media_domains=["a.test"], limit_mm_per_prompt={"image": 1}, mm_processor_kwargs={}
+    )
+    with caplog.at_level("WARNING", logger="vllm"):
+        config = args.create_engine_config().model_config
+    assert "--allowed-media-domains has no effect" in caplog.text
+    assert "--limit-mm-per-prompt has no effect" in caplog.text
+    assert "--mm-processor-kwargs" not in caplog.text
+    assert config.multimodal_config.get_limit_per_prompt("image") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"limit_mm_per_prompt": {"image": -1}}, "greater than or equal to 0"),
+        ({"limit_mm_per_prompt": {"image": "x"}}, "image: must be a count or an object"),
+        ({"limit_mm_per_prompt": {"image": {"heigth": 3}}}, "heigth"),
+        ({"allowed_media_domains": ["http://a.test"]}, "takes host names"),
+    ],
+)
+def test_wrong_options_of_encoders(args, message):
+    with pytest.raises(ValueError, match=message):
+        EngineArgs(**args).create_engine_config()

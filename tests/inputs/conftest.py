@@ -27,32 +27,37 @@ def write_tokenizer(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
+def write_model(folder, architecture="TextEncoderForTest", generation=None, **config):
+    """config.json, generation_config.json and the tokenizer; returns the folder's name."""
+    write_tokenizer(folder)
+    fields = {
+        "architectures": [architecture],
+        "model_type": "bart",
+        "is_encoder_decoder": True,
+        "vocab_size": 16,
+        "max_position_embeddings": 12,
+        "d_model": 8,
+        "decoder_attention_heads": 2,
+        "encoder_attention_heads": 2,
+        "decoder_layers": 1,
+        "encoder_layers": 1,
+        "decoder_start_token_id": 2,
+        "num_attention_heads": 2,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        **config,
+    }
+    (folder / "config.json").write_text(json.dumps(fields))
+    generation = {"forced_bos_token_id": 0} if generation is None else generation
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return str(folder)
+
+
 @pytest.fixture
 def make_model(tmp_path):
-    """Writes config.json and generation_config.json; returns the folder."""
+    """`write_model` in a folder of its own."""
 
     def make(architecture="TextEncoderForTest", generation=None, **config):
-        write_tokenizer(tmp_path)
-        fields = {
-            "architectures": [architecture],
-            "model_type": "bart",
-            "is_encoder_decoder": True,
-            "vocab_size": 16,
-            "max_position_embeddings": 12,
-            "d_model": 8,
-            "decoder_attention_heads": 2,
-            "encoder_attention_heads": 2,
-            "decoder_layers": 1,
-            "encoder_layers": 1,
-            "decoder_start_token_id": 2,
-            "num_attention_heads": 2,
-            "hidden_size": 8,
-            "num_hidden_layers": 1,
-            **config,
-        }
-        (tmp_path / "config.json").write_text(json.dumps(fields))
-        generation = {"forced_bos_token_id": 0} if generation is None else generation
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-        return str(tmp_path)
+        return write_model(tmp_path, architecture, generation, **config)
 
     return make

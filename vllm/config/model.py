@@ -156,6 +156,16 @@ class ModelConfig:
     def _dtype_by_name(cls, value: Any) -> str:
         return "auto" if value in (None, "auto") else dtype_name(value)
 
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _are_host_names(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None:
+            from vllm.multimodal.media.address import check_host_name
+
+            for host in value:
+                check_host_name(host)
+        return value
+
     def _resolve_dtype(self) -> str:
         from vllm.platforms import current_platform
 

@@ -223,6 +223,8 @@ class EngineArgs:
         current_platform.pre_register_and_update()
         self._warn_of_args_without_effect()
         model_config = self.create_model_config()
+        if not model_config.is_encoder_decoder:
+            self._warn_of_args_of_encoders()
         return self._make(
             VllmConfig,
             model_config=model_config,
@@ -277,6 +279,11 @@ class EngineArgs:
         except ValidationError as error:
             flags = {_field_name(name): _flag(name) for name in _CONFIG_ARGS[config]}
             raise ValueError(first_error(error, flags)) from error
+
+    def _warn_of_args_of_encoders(self) -> None:
+        for name in ("allowed_media_domains", *_CONFIG_ARGS[MultiModalConfig]):
+            if getattr(self, name):
+                logger.warning("%s has no effect: the model takes text only", _flag(name))
 
     def _warn_of_args_without_effect(self) -> None:
         for name, reason in _WITHOUT_EFFECT.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.inputs import PromptType
+    from vllm.inputs.encoder_decoder import EncoderDecoderPreprocessor
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.tokenizers import TokenizerLike
@@ -63,6 +64,11 @@ class EngineClient(Protocol):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Empties the prefix cache; False if requests that run keep it in use."""
+        ...
+
+    @property
+    def encoder_decoder(self) -> EncoderDecoderPreprocessor | None:
+        """What processes the prompts of an encoder-decoder model; None: the model is none."""
         ...
 
     def get_tokenizer(self) -> TokenizerLike | None:

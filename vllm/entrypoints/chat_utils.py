@@ -11,6 +11,8 @@ from vllm.tokenizers import TokenizerLike
 from vllm.tokenizers.chat_template import check_chat_template
 
 SUPPORTED_PART_TYPES = ("text",)
+# Parts that hold an image, for models that read them; the last in a program only.
+IMAGE_PART_TYPES = ("image_url", "image_pil")
 _TOOL_ROLES = ("tool", "function")
 # What the server decides itself; a request's template variables must not.
 _RESERVED_VARIABLES = (
@@ -21,18 +23,25 @@ _RESERVED_VARIABLES = (
 ConversationMessage = dict[str, Any]
 
 
-def parse_chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
-    """Checks messages and joins the text parts of each with line breaks.
+def parse_chat_messages(
+    messages: Sequence[Mapping[str, Any]], part_types: Sequence[str] = SUPPORTED_PART_TYPES
+) -> list[ConversationMessage]:
+    """Checks messages and joins the text parts of each with line breaks. Parts of the other
+    `part_types` are left out.
 
     Raises:
         ValueError: names the message and what is wrong with it.
     """
     if not messages:
         raise ValueError("messages is empty: give at least one")
-    return [_parse_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [
+        _parse_message(message, f"messages[{i}]", part_types) for i, message in enumerate(messages)
+    ]
 
 
-def _parse_message(message: Mapping[str, Any], place: str) -> ConversationMessage:
+def _parse_message(
+    message: Mapping[str, Any], place: str, part_types: Sequence[str]
+) -> ConversationMessage:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{place}.role must be a text such as user, not {role!r:.100}")
@@ -40,7 +49,7 @@ def _parse_message(message: Mapping[str, Any], place: str) -> ConversationMessag
         raise ValueError(f"{place}: tool calls are not supported by this server")
     parsed: ConversationMessage = {
         "role": role,
-        "content": _text_of(message.get("content"), f"{place}.content"),
+        "content": text_of(message.get("content"), f"{place}.content", part_types),
     }
     name = message.get("name")
     if name is not None:
@@ -50,24 +59,32 @@ def _parse_message(message: Mapping[str, Any], place: str) -> ConversationMessag
     return parsed
 
 
-def _text_of(content: Any, place: str) -> str:
+def text_of(content: Any, place: str, part_types: Sequence[str] = SUPPORTED_PART_TYPES) -> str:
+    """The text parts of a message's content, joined with line breaks.
+
+    Raises:
+        ValueError: names the place of a part that is none of `part_types`.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ValueError(f"{place} must be a text or a list of parts, not {content!r:.100}")
-    return "\n".join(_text_of_part(part, f"{place}[{i}]") for i, part in enumerate(content))
+    texts = [_text_of_part(part, f"{place}[{i}]", part_types) for i, part in enumerate(content)]
+    return "\n".join(text for text in texts if text is not None)
 
 
-def _text_of_part(part: Any, place: str) -> str:
+def _text_of_part(part: Any, place: str, part_types: Sequence[str]) -> str | None:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         raise ValueError(f'{place} must be a part such as {{"type": "text", "text": "..."}}')
-    if part["type"] not in SUPPORTED_PART_TYPES:
+    if part["type"] not in part_types:
         raise ValueError(
             f"{place}: parts of type {part['type']!r:.100} are not supported; supported: "
-            f"{', '.join(SUPPORTED_PART_TYPES)}"
+            f"{', '.join(part_types)}"
         )
+    if part["type"] != "text":
+        return None
     if not isinstance(part.get("text"), str):
         raise ValueError(f"{place}.text must be a text")
     return part["text"]

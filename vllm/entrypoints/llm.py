@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from vllm.config import AttentionConfig, CompilationConfig, ModelConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.entrypoints.encoder_chat import chat_prompts
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -209,7 +210,8 @@ class LLM:
         """The answers to conversations: one, or a list of them.
 
         Args:
-            messages: OpenAI's: dicts with `role` and `content` (a text, or a list of text parts).
+            messages: OpenAI's: dicts with `role` and `content` (a text, or a list of text parts; for
+                a model that reads images also of image_url and image_pil parts).
             chat_template: takes the place of the model's; may name one of several.
             add_generation_prompt: let the model answer, rather than go on with the last message.
             continue_final_message: go on with the last message (needs add_generation_prompt=False).
@@ -251,7 +253,22 @@ class LLM:
             )
         conversations = [messages] if _is_conversation(messages) else messages
         tokenizer = self.get_tokenizer()
-        prompts: list[PromptType] = []
+        encoder_decoder = self.llm_engine.input_processor.encoder_decoder
+        if encoder_decoder is not None:
+            if tools:
+                raise ValueError("tools are not supported by encoder-decoder models")
+            prompts, tokenization_kwargs = chat_prompts(
+                encoder_decoder,
+                self.model_config.allowed_media_domains,
+                conversations,
+                tokenizer,
+                chat_template=chat_template or self.chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs,
+            )
+            return self._add(prompts, sampling_params, priority, tokenization_kwargs)
+        prompts = []
         for conversation in conversations:
             text = tokenizer.apply_chat_template(
                 [_with_text_content(message) for message in conversation],

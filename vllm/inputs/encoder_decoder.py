@@ -63,6 +63,15 @@ class EncoderDecoderPreprocessor:
                 self._processor = made
             return self._processor
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the encoder reads: "text", "image"."""
+        return tuple(self.processor.info.supported_mm_limits)
+
+    def max_items(self, modality: str) -> int:
+        """The most items of a modality in a prompt."""
+        return self.processor.info.allowed_mm_limits.get(modality, 0)
+
     @cached_property
     def decoder_start_token_id(self) -> int:
         """The token that a decoder's prompt begins with.

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from vllm.inputs.llm import MultiModalDataDict, PromptType
+
+if TYPE_CHECKING:
+    from vllm.inputs.engine import EncoderDecoderInput
 
 _PROMPT_KEYS = (
     "prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs",
     "multi_modal_uuids",
 )  # fmt: skip
 _PAIR_KEYS = ("encoder_prompt", "decoder_prompt")
+_PROCESSED = "enc_dec"
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,11 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
         mm_processor_kwargs=_mapping(prompt, "mm_processor_kwargs"),
         mm_uuids=_mapping(prompt, "multi_modal_uuids"),
     )
+
+
+def is_processed(prompt: object) -> TypeGuard[EncoderDecoderInput]:
+    """Whether it is what a processor made of a prompt."""
+    return isinstance(prompt, Mapping) and prompt.get("type") == _PROCESSED
 
 
 def is_encoder_decoder_prompt(prompt: object) -> bool:

@@ -28,6 +28,8 @@ def piece(
 class FakeEngine:
     """Stands in for `AsyncLLM`. `running`: ids that were started and neither ended nor aborted."""
 
+    encoder_decoder = None
+
     def __init__(self, script: Script, policy: str = "fcfs") -> None:
         self.model_config = ModelConfig(max_model_len=256)
         self.vllm_config = SimpleNamespace(

@@ -7,6 +7,7 @@ and addresses of the internet are not to be had.
 
 from __future__ import annotations
 
+import io
 import shutil
 import socket
 import ssl
@@ -16,9 +17,11 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from PIL import Image
 
 from vllm.multimodal.media import fetch as fetch_module
 from vllm.multimodal.media.address import is_public
+from vllm.multimodal.media.connector import MediaConnector
 from vllm.multimodal.media.fetch import MediaFetcher
 
 HOST, OTHER, PUBLIC, PUBLIC_6 = "images.test", "other.test", "93.184.216.34", "2606:2800:220::1"
@@ -45,6 +48,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _file(self, size):
         self._answer(200, b"x" * int(size))
+
+    def _png(self, _):
+        buffer = io.BytesIO()
+        Image.new("RGB", (3, 2)).save(buffer, "PNG")
+        self._answer(200, buffer.getvalue(), Content_Type="text/html")
 
     def _status(self, status):
         self._answer(int(status))
@@ -132,6 +140,14 @@ def test_a_file_of_an_allowed_host(make_fetcher, server):
     assert fetcher.fetch("HTTP://Images.Test.:8080/file/1") == b"x"
     assert fetcher.connected == [(PUBLIC, 80), (PUBLIC, 8080)]
     assert server.seen == [(HOST, "/file/70000"), (f"{HOST}:8080", "/file/1")]
+
+
+def test_an_image_of_an_allowed_host(make_fetcher):
+    """What the file is says its content, not the server."""
+    connector = MediaConnector(fetcher=make_fetcher())
+    assert connector.fetch_image(f"http://{HOST}/png/").size == (3, 2)
+    with pytest.raises(ValueError, match="the image cannot be read"):
+        connector.fetch_image(f"http://{HOST}/file/9")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +324,7 @@ def test_a_host_that_refuses_connections(make_fetcher):
         fetcher.fetch(f"http://{HOST}/file/1")
 
 
-@pytest.mark.parametrize("host", ["http://a.test", "a.test/x", "*.a.test", "a b", "u@a.test", ""])
+@pytest.mark.parametrize("host", ["http://a.test", "a.test/x", "*.a.test", "a b", "u@a.test", "", "x" * 70])
 def test_the_owners_list_holds_host_names(host):
     """Fault: an entry that never matches is taken without a word."""
     with pytest.raises(ValueError, match="takes host names"):

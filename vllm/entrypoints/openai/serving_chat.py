@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 
@@ -41,6 +42,7 @@ class _Answer:
     options: StreamOptions
     created: int = field(default_factory=lambda: int(time.time()))
     prompt_token_ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     begun: set[int] = field(default_factory=set)
@@ -82,7 +84,7 @@ class OpenAIServingChat(OpenAIServing):
         request_id = self.request_id("chatcmpl", raw_request, request)
         answer = _Answer(request_id, model, request, self.stream_options(request))
         prompt = await self._engine_prompt(request)
-        answer.prompt_token_ids = prompt.token_ids
+        answer.prompt_token_ids, answer.prompt_tokens = prompt.token_ids, prompt.num_tokens
         param = "max_completion_tokens" if request.max_tokens is None else "max_tokens"
         max_tokens = self.max_tokens(prompt, request.wanted_tokens, param)
         logprobs = (request.top_logprobs or 0) if request.logprobs else None
@@ -94,6 +96,10 @@ class OpenAIServingChat(OpenAIServing):
         return await self._collect(answer, outputs)
 
     async def _engine_prompt(self, request: ChatCompletionRequest) -> EnginePrompt:
+        if self.encoder_prompts is not None:
+            return await self.encoder_prompts.of_chat(
+                request.messages, request, self.tokenizer, **self._template_options(request)
+            )
         return await self.tokenize(
             self.render(request),
             request.add_special_tokens,
@@ -108,28 +114,34 @@ class OpenAIServingChat(OpenAIServing):
             RequestError: it makes none of it, or the request brings a template of its own and the
                 server does not trust it.
         """
+        options = self._template_options(request)
+        try:
+            conversation = parse_chat_messages(request.messages or [])
+            return render_prompt(self.tokenizer, conversation, **options)
+        except RequestError:
+            raise
+        except ValueError as error:
+            raise RequestError(str(error), param="messages") from error
+
+    def _template_options(self, request: ChatCompletionRequest | TokenizeRequest) -> dict[str, Any]:
+        """What `render_prompt` is told besides the conversation.
+
+        Raises:
+            RequestError: the request brings a template and the server does not trust it.
+        """
         if request.chat_template is not None and not self.args.trust_request_chat_template:
             raise RequestError(
                 "chat_template is code, and this server runs none that requests bring: start it "
                 "with --trust-request-chat-template, or leave the field out",
                 param="chat_template",
             )
-        template_kwargs = {
-            **self.args.default_chat_template_kwargs, **(request.chat_template_kwargs or {}),
-        }  # fmt: skip
-        try:
-            return render_prompt(
-                self.tokenizer,
-                parse_chat_messages(request.messages or []),
-                chat_template=request.chat_template or self.chat_template,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-                template_kwargs=template_kwargs,
-            )
-        except RequestError:
-            raise
-        except ValueError as error:
-            raise RequestError(str(error), param="messages") from error
+        kwargs = request.chat_template_kwargs or {}
+        return dict(
+            chat_template=request.chat_template or self.chat_template,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs={**self.args.default_chat_template_kwargs, **kwargs},
+        )
 
     async def _collect(self, answer: _Answer, outputs: OutputStream) -> ChatCompletionResponse:
         final: RequestOutput | None = None
@@ -153,8 +165,7 @@ class OpenAIServingChat(OpenAIServing):
         )
 
     def _usage(self, answer: _Answer):
-        prompt_tokens = len(answer.prompt_token_ids)
-        return self.usage(prompt_tokens, answer.completion_tokens, answer.cached_tokens)
+        return self.usage(answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens)
 
     def _role(self, request: ChatCompletionRequest) -> str:
         """A continued message stays its author's."""
@@ -163,8 +174,10 @@ class OpenAIServingChat(OpenAIServing):
 
     def _echoed_text(self, request: ChatCompletionRequest) -> str:
         """With `echo`: the last message, if the answer goes on with it or has the same role."""
+        if not request.echo:
+            return ""
         last = parse_chat_messages(request.messages)[-1]
-        return last["content"] if request.echo and last["role"] == self._role(request) else ""
+        return last["content"] if last["role"] == self._role(request) else ""
 
     def _choice(
         self, request: ChatCompletionRequest, output: CompletionOutput

@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastapi import Request
 
@@ -17,7 +18,7 @@ from vllm.entrypoints.openai.logprobs import (
     prompt_logprobs,
     text_of,
 )
-from vllm.entrypoints.openai.protocol.common import StreamOptions
+from vllm.entrypoints.openai.protocol.common import RequestError, StreamOptions
 from vllm.entrypoints.openai.protocol.completion import (
     CompletionLogProbs,
     CompletionRequest,
@@ -50,7 +51,7 @@ class _Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        return sum(len(prompt.token_ids) for prompt in self.prompts)
+        return sum(prompt.num_tokens for prompt in self.prompts)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -104,11 +105,19 @@ class OpenAIServingCompletion(OpenAIServing):
         return await self._collect(answer, outputs)
 
     async def _engine_prompt(
-        self, prompt: str | list[int], request: CompletionRequest
+        self, prompt: str | list[int] | list[dict[str, Any]], request: CompletionRequest
     ) -> EnginePrompt:
+        if self.encoder_prompts is not None:
+            return await self.encoder_prompts.of_completion(prompt, request)
         truncate_to = request.truncate_prompt_tokens
         if isinstance(prompt, str):
             return await self.tokenize(prompt, request.add_special_tokens, "prompt", truncate_to)
+        if isinstance(prompt[0], dict):
+            raise RequestError(
+                "prompt holds content parts, which this model does not take: give a text or token "
+                "ids",
+                param="prompt",
+            )
         made = self.check_token_ids(prompt, truncate_to)
         return replace(made, text=self.tokenizer.decode(made.token_ids)) if request.echo else made
 

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.openai.cli_args import FrontendArgs
+from vllm.entrypoints.openai.encoder_prompts import EncoderPrompts
 from vllm.entrypoints.openai.middleware import MAX_REQUEST_ID_CHARS
 from vllm.entrypoints.openai.protocol.common import (
     GenerationRequest,
@@ -21,8 +22,9 @@ from vllm.entrypoints.openai.protocol.common import (
     UsageInfo,
 )
 from vllm.entrypoints.openai.serving_models import OpenAIServingModels
-from vllm.inputs import TokensPrompt
+from vllm.entrypoints.openai.serving_prompt import EnginePrompt
 from vllm.logger import init_logger
+from vllm.multimodal.media.connector import MediaConnector
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import TokenizerLike
@@ -42,14 +44,6 @@ _SAMPLING_DEFAULTS = (
     "frequency_penalty", "max_tokens", "min_tokens", "max_length", "min_length",
     "no_repeat_ngram_size", "forced_eos_token_id",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class EnginePrompt:
-    """A prompt ready for the engine; `text` where the client gave text."""
-
-    token_ids: list[int]
-    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +68,10 @@ class OpenAIServing:
         self.models = models
         self.args = args or FrontendArgs()
         self.default_sampling_params = self._defaults()
+        self.encoder_prompts: EncoderPrompts | None = None
+        if engine_client.encoder_decoder is not None:
+            media = MediaConnector(engine_client.model_config.allowed_media_domains)
+            self.encoder_prompts = EncoderPrompts(engine_client.encoder_decoder, media)
 
     def _defaults(self) -> dict[str, Any]:
         """The model's own sampling defaults, so far as the server has them."""
@@ -299,11 +297,6 @@ class OpenAIServing:
         request: GenerationRequest,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Starts nothing yet: the engine gets the request when the generator is first asked."""
-        engine_prompt = TokensPrompt(prompt_token_ids=prompt.token_ids)
-        if prompt.text is not None:
-            engine_prompt["prompt"] = prompt.text
-        if request.cache_salt is not None:
-            engine_prompt["cache_salt"] = request.cache_salt
         return self.engine_client.generate(
-            engine_prompt, params, request_id, priority=request.priority
+            prompt.for_engine(request.cache_salt), params, request_id, priority=request.priority
         )

@@ -32,3 +32,16 @@ def is_public(address: str) -> bool:
         ip.is_unspecified,
     )  # fmt: skip
     return ip.is_global and not any(special)
+
+
+def check_host_name(host: str) -> None:
+    """Raises ValueError where an entry of --allowed-media-domains could match no URL's host."""
+    try:
+        host.encode("idna")
+        is_name = bool(host) and not any(c in "/@*?#" or c.isspace() for c in host)
+    except UnicodeError:
+        is_name = False
+    if not is_name:
+        raise ValueError(
+            f"--allowed-media-domains takes host names such as images.example.org, not {host!r}"
+        )

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from vllm.multimodal.media.address import is_public
+from vllm.multimodal.media.address import check_host_name, is_public
 from vllm.multimodal.media.image import MAX_MEDIA_BYTES
 
 MAX_REDIRECTS = 5
@@ -79,11 +79,7 @@ class MediaFetcher:
 
     def __post_init__(self) -> None:
         for host in self.allowed_domains:
-            if not host or any(c in "/@*?#" or c.isspace() for c in host):
-                raise ValueError(
-                    f"--allowed-media-domains takes host names such as images.example.org, not "
-                    f"{host!r}"
-                )
+            check_host_name(host)
         self._allowed = frozenset(_canonical(host) for host in self.allowed_domains)
 
     def fetch(self, url: str) -> bytes:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.inputs import PromptType
+from vllm.inputs.encoder_decoder import EncoderDecoderPreprocessor
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.plugins import load_general_plugins
@@ -20,7 +21,7 @@ from vllm.utils.startup_timer import startup_timer
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.input_processor import InputProcessor, split_request
+from vllm.v1.engine.input_processor import InputProcessor, is_for_engine_core, split_request
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.request_state import RequestOutputCollector
 from vllm.v1.metrics.loggers import StatLoggerFactory, StatLoggerManager
@@ -208,7 +209,8 @@ class AsyncLLM:
         queue = RequestOutputCollector(request.sampling_params.output_kind, request.request_id)
         for child, parent, index in split_request(request):
             self.output_processor.add_request(child, prompt_text, parent, index, queue)
-            self.engine_core.add_request(child)
+            if is_for_engine_core(child, index):
+                self.engine_core.add_request(child)
         if self.log_requests:
             logger.info(
                 "Added request %s: %d prompt tokens, %s",
@@ -388,6 +390,11 @@ class AsyncLLM:
     def tokenizer(self) -> TokenizerLike | None:
         """The model's tokenizer; None where none was loaded."""
         return self.input_processor.tokenizer
+
+    @property
+    def encoder_decoder(self) -> EncoderDecoderPreprocessor | None:
+        """What processes the prompts of an encoder-decoder model; None: the model is none."""
+        return self.input_processor.encoder_decoder
 
     def get_tokenizer(self) -> TokenizerLike | None:
         """The model's tokenizer; None where none was loaded."""

@@ -16,6 +16,7 @@ from vllm.inputs import EngineInput, PromptType, tokens_input
 from vllm.inputs.encoder_decoder import EncoderDecoderPreprocessor
 from vllm.inputs.parse import (
     ParsedPrompt,
+    is_processed,
     parse_decoder_only_prompt,
     parse_encoder_decoder_prompt,
 )
@@ -205,12 +206,17 @@ class InputProcessor:
                 "max_length cut the end of the encoder's text"
             )
         assert self.encoder_decoder is not None
-        parsed = parse_encoder_decoder_prompt(prompt)
-        engine_input = self.encoder_decoder.process(parsed, options)
+        text: str | None = None
+        if is_processed(prompt):
+            engine_input = prompt
+        else:
+            parsed = parse_encoder_decoder_prompt(prompt)
+            text = parsed.text if isinstance(parsed, ParsedPrompt) else None
+            engine_input = self.encoder_decoder.process(parsed, options)
         decoder = engine_input["decoder_prompt"]
         token_ids = decoder["prompt_token_ids"]
         self._validate_token_ids(token_ids)
-        text = parsed.text if isinstance(parsed, ParsedPrompt) else decoder.get("prompt")
+        text = decoder.get("prompt") if text is None else text
         features = self.encoder_decoder.features(engine_input)
         salt = decoder.get("cache_salt")
         return _Processed(token_ids, text, salt, engine_input, features)

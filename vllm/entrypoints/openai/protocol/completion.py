@@ -18,7 +18,7 @@ from vllm.entrypoints.openai.protocol.common import (
     valid_text,
 )
 
-Prompt = str | list[str] | list[int] | list[list[int]]
+Prompt = str | list[str] | list[int] | list[list[int]] | list[dict[str, Any]]
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -26,12 +26,15 @@ _PROMPT_SCHEMA = {
         {"type": "array", "items": {"type": "string"}},
         _IDS,
         {"type": "array", "items": _IDS},
+        # One prompt in content parts, as a chat message has them.
+        {"type": "array", "items": {"type": "object"}},
     ]
 }
 
 
 class CompletionRequest(GenerationRequest):
-    """A text, token ids, or several of either, to be continued."""
+    """A text, token ids, or several of either, to be continued; or, for a model that reads images,
+    one prompt in content parts."""
 
     REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **GenerationRequest.REFUSED,
@@ -70,6 +73,8 @@ class CompletionRequest(GenerationRequest):
             raise RequestError("prompt is empty: it holds no text and no token ids", param="prompt")
         if isinstance(prompt[0], str):
             return [_text(item) for item in prompt]
+        if isinstance(prompt[0], dict):
+            return _parts(prompt)
         if isinstance(prompt[0], list):
             return [_token_ids(item) for item in prompt]
         return _token_ids(prompt)
@@ -85,9 +90,9 @@ class CompletionRequest(GenerationRequest):
         return self
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def prompts(self) -> list[str | list[int] | list[dict[str, Any]]]:
         """The prompts one by one."""
-        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], (int, dict))
         return [self.prompt] if one else self.prompt
 
 
@@ -109,6 +114,17 @@ def _token_ids(item: Any) -> list[int]:
     if not item:
         raise RequestError("prompt holds an empty list of token ids", param="prompt")
     return item
+
+
+def _parts(items: list[Any]) -> list[dict[str, Any]]:
+    if not all(isinstance(item, dict) for item in items):
+        raise RequestError(
+            "prompt mixes content parts with others; a list must hold one kind", param="prompt"
+        )
+    for item in items:
+        if isinstance(item.get("text"), str):
+            valid_text(item["text"])
+    return items
 
 
 class CompletionLogProbs(BaseModel):
