@@ -112,3 +112,6 @@ _V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 KVConnectorFactory.register_connector(
     "NixlConnector", f"{_V1}.nixl.connector", "NixlConnector"
 )
+KVConnectorFactory.register_connector(
+    "ExampleConnector", f"{_V1}.example_connector", "ExampleConnector"
+)
