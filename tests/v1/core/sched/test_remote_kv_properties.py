@@ -31,7 +31,7 @@ plans = st.builds(
     num_tokens=st.sampled_from([0, 0, 1, 5, 8, 17, 30, MAX_MODEL_LEN]),
     is_async=st.booleans(),
     num_refusals=st.sampled_from([0, 0, 1, 5]),
-    num_steps=st.integers(0, 6),
+    num_steps=st.sampled_from([0, 1, 1, 3, 12]),
     failing_page=st.none() | st.integers(0, 20),
     keep_steps=st.none() | st.integers(0, 8),
 )
@@ -106,10 +106,15 @@ class TransferMachine(RuleBasedStateMachine):
             prompt_logprobs=0 if is_whole_prompt_wanted else None,
         )
 
-    @rule(num_steps=st.integers(1, 8))
+    @rule(num_steps=st.integers(1, 6))
     def steps(self, num_steps):
         for _ in range(num_steps):
             self.step()
+
+    @rule(num_steps=st.integers(1, 6))
+    def more_steps(self, num_steps):
+        """Twice as often as anything else happens: else nothing comes far."""
+        self.steps(num_steps)
 
     def step(self):
         scheduler, model = self.engine.scheduler, self.engine.model
@@ -125,8 +130,9 @@ class TransferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def abort(self, data):
-        if self.requests:
-            name = data.draw(st.sampled_from(sorted(self.requests)))
+        names = sorted(self.engine.scheduler.requests)
+        if names:
+            name = data.draw(st.sampled_from(names))
             ended = self.engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             self.aborted |= {request.request_id for request in ended}
 
@@ -190,4 +196,4 @@ class TransferMachine(RuleBasedStateMachine):
 
 
 TestTransfers = TransferMachine.TestCase
-TestTransfers.settings = settings(max_examples=100, stateful_step_count=25)
+TestTransfers.settings = settings(max_examples=100, stateful_step_count=30)

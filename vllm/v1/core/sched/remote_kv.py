@@ -219,12 +219,12 @@ class RemoteKV(NoRemoteKV):
 
     def _lose(self, bad_pages: set[int], running: Sequence[Request]) -> list[Request]:
         """Forgets the content of these pages and of all that was computed from them. Returns the
-        requests that hold such pages, but for those that are loading: of these it is noted."""
+        running requests that hold such pages; of those that are loading it is noted. Loaded ones
+        hold none: what they found in the cache was there before this step's loads."""
         bad_pages = set(bad_pages)
-        candidates = [*running, *self.loaded]
         lost: list[Request] = []
         while True:
-            found = [r for r in candidates if r not in lost and self._num_good(r, bad_pages) >= 0]
+            found = [r for r in running if r not in lost and self._num_good(r, bad_pages) >= 0]
             if not found:
                 break
             for request in found:
@@ -236,7 +236,6 @@ class RemoteKV(NoRemoteKV):
             if num_good >= 0:
                 before = self._num_good_tokens.get(request.request_id, num_good)
                 self._num_good_tokens[request.request_id] = min(before, num_good)
-        self.loaded = [request for request in self.loaded if request not in lost]
         self._without_remote |= {request.request_id for request in lost}
         return lost
 
@@ -279,9 +278,7 @@ class RemoteKV(NoRemoteKV):
             return []
         if num_good > 0:
             # What did arrive is found again when it starts over.
-            self.kv_cache_manager.cache_blocks(
-                request, min(num_good, request.num_computed_tokens)
-            )
+            self.kv_cache_manager.cache_blocks(request, num_good)
         self._without_remote.add(request_id)
         return [request]
 
