@@ -18,7 +18,7 @@ class CompletionOutput:
     """One completion of a request.
 
     `finish_reason` is None while it runs, then stop, length, abort or error; `stop_reason` is the
-    stop string or stop token id, None for the end-of-sequence token.
+    stop string or stop token id, None for the end-of-sequence token. `beam_score` is a beam search's.
     """
 
     index: int
@@ -28,6 +28,7 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    beam_score: float | None = None
 
     def finished(self) -> bool:
         """Whether nothing more will come."""

@@ -194,9 +194,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
 
     def _verify_args(self) -> None:
         _require_int("n", self.n, 1, envs.VLLM_MAX_N_SEQUENCES)
-        if self.beam_search is not None:
-            self._verify_beam_search()
-        elif self.n > 1 and self.temperature < _GREEDY_BELOW:
+        if self.beam_search is None and self.n > 1 and self.temperature < _GREEDY_BELOW:
             raise ValueError(f"n must be 1 with greedy sampling (temperature 0), not {self.n}")
         if self.n > 1 and self.kv_transfer_params is not None:
             raise ValueError(f"n must be 1 with kv_transfer_params, not {self.n}")
@@ -231,13 +229,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
                 raise ValueError("truncate_prompt_tokens must be -1 or at least 1, not 0")
         self._verify_stop()
         self._verify_token_choices()
-
-    def _verify_beam_search(self) -> None:
-        if self.temperature >= _GREEDY_BELOW:
-            raise ValueError("beam search draws nothing: temperature must be 0")
-        for name in ("stop", "prompt_logprobs", "logprob_token_ids"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not supported with beam search")
 
     def _verify_stop(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -289,11 +280,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
 
     def for_beam_search(self, beams: BeamSearchParams) -> SamplingParams:
         """Beam search with what these parameters say about tokens: those that are forbidden, biased,
-        penalised, and those that end a sequence. What they say about drawing has no effect.
+        penalised, and those that end a sequence. What they say about drawing has no effect. One
+        beam is greedy decoding.
 
         Raises:
             ValueError: stop strings, `prompt_logprobs` or `logprob_token_ids`.
         """
+        for name in ("stop", "prompt_logprobs", "logprob_token_ids"):
+            if getattr(self, name) not in (None, []):
+                raise ValueError(f"{name} is not supported with beam search")
         return msgspec.structs.replace(
             self,
             n=beams.beam_width,
@@ -307,7 +302,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             max_length=None,
             ignore_eos=beams.ignore_eos,
             include_stop_str_in_output=beams.include_stop_str_in_output,
-            beam_search=beams,
+            beam_search=beams if beams.beam_width > 1 else None,
         )
 
     def resolve_lengths(self, num_prompt_tokens: int, max_model_len: int) -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from vllm.beam_search import BeamSearchOutput, output_of
 from vllm.config import AttentionConfig, CompilationConfig, ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.encoder_chat import chat_prompts
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from vllm.tokenizers import TokenizerLike
 from vllm.utils.startup_timer import startup_timer
 from vllm.v1.engine import EngineCoreRequest
@@ -194,6 +195,45 @@ class LLM:
         if output_type is not None and not all(isinstance(o, output_type) for o in outputs):
             raise TypeError(f"the outputs are RequestOutput, not {output_type}")
         return outputs
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+        *,
+        sampling_params: SamplingParams | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best sequences of each prompt, as Transformers' `generate(num_beams=beam_width)`
+        finds them.
+
+        Args:
+            concurrency_limit: prompts that are searched at once; None: as many as there is room for.
+            sampling_params: what is forbidden, biased or penalised, and further tokens that end a
+                sequence; None: the model's defaults.
+
+        Raises:
+            ValueError: a prompt or parameters cannot be served; nothing was run.
+        """
+        self._refuse_if_enqueued("beam_search")
+        if not isinstance(params, BeamSearchParams):
+            raise TypeError(f"params must be BeamSearchParams, not {type(params).__name__}")
+        if params.temperature:
+            logger.warning_once("temperature has no effect on a beam search")
+        base = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        searching = base.for_beam_search(params)
+        if searching.logprobs is None:
+            searching.logprobs = 2 * params.beam_width
+        prompts = [prompts] if _is_single_prompt(prompts) else list(prompts)
+        limit = max(len(prompts), 1) if concurrency_limit is None else concurrency_limit
+        if type(limit) is not int or limit < 1:
+            raise ValueError(f"concurrency_limit must be an integer of at least 1, not {limit!r}")
+        outputs: list[RequestOutput] = []
+        for begin in range(0, len(prompts), limit):
+            self._add(prompts[begin : begin + limit], searching, None, None)
+            outputs += self.wait_for_completion(use_tqdm=use_tqdm)
+        return [output_of(output, params) for output in outputs]
 
     def chat(
         self,

@@ -112,6 +112,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     # rather than the request, which asks for what cannot be.
     error_message: str | None = None
     is_engine_fault: bool = False
+    # Of a sequence of a beam search.
+    beam_score: float | None = None
 
     @property
     def finished(self) -> bool:

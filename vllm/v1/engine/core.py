@@ -21,6 +21,7 @@ from vllm.v1.core.kv_cache_utils import (
     update_kv_cache_capacity,
 )
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.beam_groups import BeamGroups
 from vllm.v1.engine.kv_transfer import adapt_to_connector, introduce_workers
 from vllm.v1.request import Request, RequestStatus
 
@@ -69,6 +70,7 @@ class EngineCore:
         kv_cache_config = self._initialize_kv_caches()
         self.scheduler = self._make_scheduler(kv_cache_config)
         introduce_workers(self.scheduler, self.model_executor)
+        self._beam_groups = BeamGroups(self.scheduler, vllm_config.model_config)
         vllm_config.seal()
 
     def _initialize_kv_caches(self) -> KVCacheConfig:
@@ -144,11 +146,16 @@ class EngineCore:
         Raises:
             ValueError: its id is in use.
         """
-        self.scheduler.add_request(request)
+        if request.sampling_params.beam_search is not None:
+            self._beam_groups.add_request(request)
+        else:
+            self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Ends requests without an output; ids of requests that have ended are ignored."""
-        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        self.scheduler.finish_requests(
+            self._beam_groups.abort(request_ids), RequestStatus.FINISHED_ABORTED
+        )
 
     def has_requests(self) -> bool:
         """Whether a step is due."""
@@ -165,6 +172,7 @@ class EngineCore:
         scheduler_output = self.scheduler.schedule()
         model_output = self._execute_model(scheduler_output)
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
+        self._beam_groups.take_outputs(outputs)
         return outputs, scheduler_output.total_num_scheduled_tokens > 0
 
     def _execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

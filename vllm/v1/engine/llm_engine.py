@@ -18,7 +18,7 @@ from vllm.tokenizers import TokenizerLike
 from vllm.utils.startup_timer import startup_timer
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
-from vllm.v1.engine.input_processor import InputProcessor, split_request
+from vllm.v1.engine.input_processor import InputProcessor, is_for_engine_core, split_request
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.loggers import StatLoggerFactory, StatLoggerManager
 from vllm.v1.metrics.reader import Metric, get_metrics_snapshot
@@ -139,7 +139,8 @@ class LLMEngine:
             )  # fmt: skip
         for child, parent, index in split_request(request):
             self.output_processor.add_request(child, prompt_text, parent, index)
-            self.engine_core.add_request(child)
+            if is_for_engine_core(child, index):
+                self.engine_core.add_request(child)
         return request_id
 
     def abort_request(self, request_ids: list[str], internal: bool = False) -> None:

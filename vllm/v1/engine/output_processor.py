@@ -122,6 +122,7 @@ class OutputProcessor:
         if output.prefill_stats is not None:
             state.num_cached_tokens = output.prefill_stats.num_cached_tokens
         state.kv_transfer_params = output.kv_transfer_params
+        state.beam_score = output.beam_score
         stop_string = state.detokenizer.update(
             output.new_token_ids, finish_reason is FinishReason.STOP, finish_reason is not None
         )

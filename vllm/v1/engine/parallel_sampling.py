@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""n completions of one prompt: n child requests, of which each has its own seed."""
+"""n completions of one prompt: n child requests, of which each has its own seed. The sequences of a
+beam search are children too, though only the first one is sent to the engine core, which searches
+for all of them."""
 
 from __future__ import annotations
 
@@ -10,6 +12,12 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
 _MAX_SEED = 2**63 - 1
+
+
+def sibling_request_ids(first_child_id: str, num_children: int) -> list[str]:
+    """The ids of all children of the parent whose first child has that id."""
+    parent_id = first_child_id.removeprefix("0_")
+    return [f"{index}_{parent_id}" for index in range(num_children)]
 
 
 class ParentRequest:
@@ -63,4 +71,8 @@ class ParentRequest:
         self._outputs[completion_output.index] = completion_output
         if kind is RequestOutputKind.FINAL_ONLY and not finished:
             return [], False
-        return [self._outputs[index] for index in sorted(self._outputs)], finished
+        outputs = [self._outputs[index] for index in sorted(self._outputs)]
+        if self.sampling_params.beam_search is not None:
+            # A search among few tokens has fewer sequences than beams.
+            outputs = [each for each in outputs if each.finish_reason != "abort"] or outputs
+        return outputs, finished

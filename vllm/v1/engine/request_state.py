@@ -78,6 +78,7 @@ class RequestState:
     num_cached_tokens: int = 0
     num_sent_tokens: int = 0
     kv_transfer_params: dict[str, Any] | None = None
+    beam_score: float | None = None
 
     @classmethod
     def from_new_request(
@@ -162,4 +163,5 @@ class RequestState:
             logprobs=None if logprobs is None else logprobs[begin:],
             finish_reason=None if finish_reason is None else str(finish_reason),
             stop_reason=stop_reason,
+            beam_score=self.beam_score,
         )
