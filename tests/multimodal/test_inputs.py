@@ -143,3 +143,19 @@ def test_imports_leave_torch_out(module):
     """Fault: the server's first process takes seconds longer to start."""
     code = f"import sys, {module}; assert not {{'torch', 'transformers', 'PIL'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_types_that_plugins_write_unions_with():
+    """Fault: a name that stands for a type is a string at run time, so that a plugin's signature
+    `MultiModalEmbeddings | None` is a TypeError."""
+    from vllm.inputs import ModalityData, MultiModalDataDict
+    from vllm.model_executor.models.interfaces import MultiModalEmbeddings
+    from vllm.multimodal.inputs import BatchedTensorInputs, MultiModalKwargsOptionalItems
+    from vllm.multimodal.inputs import NestedTensors as Nested
+    from vllm.multimodal.parse import ModalityDataParser
+
+    for kind in (
+        MultiModalEmbeddings, MultiModalDataDict, ModalityData[str], Nested, BatchedTensorInputs,
+        MultiModalKwargsOptionalItems, ModalityDataParser,
+    ):  # fmt: skip
+        assert type(None) in (kind | None).__args__

@@ -101,6 +101,31 @@ def test_thin_tokenizer_equals_transformers(tmp_path, name, with_bos_processor):
     assert len(ours) == len(theirs)
 
 
+@pytest.mark.slow
+def test_tensors_and_padding_equal_transformers(tmp_path):
+    """Guards against plugins, whose processors call the tokenizer as they do elsewhere, getting
+    lists where they want tensors, or no batch axis for a single text."""
+    from transformers import AutoTokenizer
+
+    config = {"tokenizer_class": "TokenizersBackend", "pad_token": "</s>"}
+    path = byte_level(tmp_path, config, with_bos_processor=True)
+    ours, theirs = get_tokenizer(path), AutoTokenizer.from_pretrained(str(path))
+    for text, options in [
+        ("hello world", {"return_tensors": "pt"}),
+        (["hello world", "two"], {"return_tensors": "pt", "padding": True}),
+        (["hello world", "two"], {"padding": "longest"}),
+        (["hello"], {"return_tensors": "np", "add_special_tokens": False}),
+    ]:
+        got, expected = ours(text, **options), theirs(text, **options)
+        for key in ("input_ids", "attention_mask"):
+            assert type(got[key]) is type(expected[key])
+            assert list(map(list, got[key])) == list(map(list, expected[key]))
+    assert ours("hello", return_tensors="pt").input_ids.shape == (1, 2)
+    without = get_tokenizer(byte_level(tmp_path, CONFIGS["no_class"]))
+    with pytest.raises(ValueError, match="no padding token"):
+        without(["a", "b"], padding=True)
+
+
 def test_chat_templates_from_files(tmp_path):
     """A template file comes before the config's; several templates are told apart by name and
     tools."""

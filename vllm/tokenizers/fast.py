@@ -223,16 +223,45 @@ class FastTokenizer:
         add_special_tokens: bool = True,
         truncation: bool = False,
         max_length: int | None = None,
-    ) -> dict[str, Any]:
+        padding: bool | str = False,
+        return_tensors: str | None = None,
+    ) -> Mapping[str, Any]:
         """`input_ids` and `attention_mask` of one text (lists of int) or of several (lists of
-        lists)."""
+        lists).
+
+        Args:
+            padding: with the padding token behind, as long as the longest text.
+            return_tensors: "pt" or "np": (texts, num_tokens) each, in Transformers' BatchEncoding.
+
+        Raises:
+            ValueError: there is no padding token.
+        """
         texts = [text] if isinstance(text, str) else list(text)
         limit = max_length if truncation else None
         ids = [self.encode(item, add_special_tokens, max_length=limit) for item in texts]
         masks = [[1] * len(item) for item in ids]
+        if padding not in (False, "do_not_pad"):
+            ids, masks = self._padded(ids, masks)
+        if return_tensors is not None:
+            from transformers import BatchEncoding
+
+            encoded = {"input_ids": ids, "attention_mask": masks}
+            return BatchEncoding(encoded, tensor_type=return_tensors)
         if isinstance(text, str):
             return {"input_ids": ids[0], "attention_mask": masks[0]}
         return {"input_ids": ids, "attention_mask": masks}
+
+    def _padded(
+        self, ids: list[list[int]], masks: list[list[int]]
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        if self.pad_token_id is None:
+            raise ValueError("the tokenizer has no padding token")
+        longest = max(map(len, ids))
+        fill = [longest - len(item) for item in ids]
+        return (
+            [item + [self.pad_token_id] * n for item, n in zip(ids, fill, strict=True)],
+            [mask + [0] * n for mask, n in zip(masks, fill, strict=True)],
+        )
 
     # -- ids to text
     # ---------------------------------------------------------------------------------

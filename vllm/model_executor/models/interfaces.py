@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
     from vllm.sequence import IntermediateTensors
 
-# The encoder's outputs, one (num_encoder_tokens, hidden_size) an input: a list or tuple of them, or
-# all in one tensor (inputs, num_encoder_tokens, hidden_size). A string: naming torch imports it.
-MultiModalEmbeddings: TypeAlias = "list[torch.Tensor] | torch.Tensor | tuple[torch.Tensor, ...]"
+    # The encoder's outputs, one (num_encoder_tokens, hidden_size) an input: a list or tuple of
+    # them, or all in one tensor (inputs, num_encoder_tokens, hidden_size).
+    MultiModalEmbeddings: TypeAlias = list[torch.Tensor] | torch.Tensor | tuple[torch.Tensor, ...]
+
+
+def __getattr__(name: str) -> Any:
+    """`MultiModalEmbeddings`, a type that plugins write unions with, names torch: it is imported
+    when somebody asks."""
+    if name != "MultiModalEmbeddings":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch
+
+    return list[torch.Tensor] | torch.Tensor | tuple[torch.Tensor, ...]
 
 
 @runtime_checkable
