@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -58,6 +59,12 @@ class _Answer:
         return data
 
 
+def _header_lines(headers: Mapping[str, str]) -> str:
+    if any(mark in f"{k}{v}" for k, v in headers.items() for mark in "\r\n"):
+        raise HTTPClientError("a header holds a line break")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
 class HTTPClient:
     """Requests to the server of `base_url`, any number of them at once.
 
@@ -74,27 +81,32 @@ class HTTPClient:
         self._ssl = ssl.create_default_context() if is_tls else None
         self._prefix = parts.path.rstrip("/")
         given = {"Host": parts.netloc, "Accept": "*/*", **(headers or {})}
-        self._head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
-        if any(mark in f"{k}{v}" for k, v in given.items() for mark in "\r\n"):
-            raise HTTPClientError("a header holds a line break")
+        self._head = _header_lines(given)
         self._idle: list[_Connection] = []
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def get(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
         """Status and body."""
-        stream = self._request(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode())
+        head = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}{_header_lines(headers or {})}"
+        stream = self._request(f"{head}\r\n".encode())
         status = await anext(stream)
         return status, b"".join([part async for part in stream])  # type: ignore[misc]
 
-    async def post(self, path: str, body: bytes) -> AsyncIterator[int | bytes]:
-        """The status, then the body as it comes."""
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> AsyncGenerator[int | bytes, None]:
+        """The status, then the body as it comes. Closing the generator closes the connection, so
+        that the server learns that nobody waits for the rest."""
         head = (
-            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}{_header_lines(headers or {})}"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        async for part in self._request(head.encode() + body):
-            yield part
+        async with aclosing(self._request(head.encode() + body)) as parts:
+            async for part in parts:
+                yield part
 
-    async def _request(self, message: bytes) -> AsyncIterator[int | bytes]:
+    async def _request(self, message: bytes) -> AsyncGenerator[int | bytes, None]:
         connection = None
         try:
             while True:

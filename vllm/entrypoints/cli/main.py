@@ -41,6 +41,10 @@ COMMANDS = {
     "kv-layout": _Command(
         "vllm.entrypoints.cli.kv_layout", "Show where the pages of a model's KV cache lie."
     ),
+    "disagg-proxy": _Command(
+        "vllm.entrypoints.cli.disagg_proxy",
+        "Serve one address before prefill and decode servers.",
+    ),
     "upstream-drift": _Command(
         "vllm.entrypoints.cli.upstream_drift",
         "Compare the public names here with a release of upstream.",
