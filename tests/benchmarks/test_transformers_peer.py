@@ -67,3 +67,35 @@ def test_left_padding():
     ids, mask = left_padded(((1, 2, 3), (4,)))
     assert ids.tolist() == [[1, 2, 3], [0, 0, 4]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_an_encoder_decoder_model(tmp_path):
+    """The peer makes as many decoding steps as ours: start token and forced BOS are given, and
+    neither an early nor a forced end cuts a row. Texts of mixed length are padded without effect."""
+    import torch
+    from transformers import BartConfig, BartForConditionalGeneration, GenerationConfig
+
+    torch.manual_seed(0)
+    sizes = dict(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=64, decoder_ffn_dim=64)
+    heads = dict(encoder_attention_heads=4, decoder_attention_heads=4)
+    config = BartConfig(vocab_size=64, d_model=32, init_std=0.5, **sizes, **heads)
+    model = BartForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=2,
+        forced_bos_token_id=0,
+        forced_eos_token_id=2,
+        eos_token_id=list(range(32)),
+        num_beams=4,
+    )
+    model.save_pretrained(tmp_path)
+    spec = TransformersSpec(str(tmp_path), "float32", "dynamic", is_encoder_decoder=True)
+    engine = spec.build()
+    together = engine.run(MIXED).token_ids
+    assert [len(ids) for ids in together] == [6, 6, 6]
+    alone = [engine.run(Workload((prompt,), 6)).token_ids[0] for prompt in MIXED.prompts]
+    assert list(together) == alone
+    (tmp_path / "model.safetensors").unlink()
+    random = TransformersSpec(
+        str(tmp_path), "float32", "dynamic", is_encoder_decoder=True, has_random_weights=True
+    )
+    assert [len(ids) for ids in random.build().run(MIXED).token_ids] == [6, 6, 6]

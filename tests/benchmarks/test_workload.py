@@ -31,6 +31,17 @@ def test_same_seed_same_prompts(num_prompts, input_len, seed):
     assert large.prompts[:num_prompts] == small.prompts
 
 
+@given(COUNTS, st.integers(1, 50), st.floats(0, 0.99), st.integers(0, 2**31))
+def test_lengths_in_a_range(num_prompts, input_len, ratio, seed):
+    """Lengths keep to the range, and a larger batch begins with the smaller one here too."""
+    small = random_workload(num_prompts, input_len, 4, 1000, seed, range_ratio=ratio)
+    lengths = [len(prompt) for prompt in small.prompts]
+    assert all(1 <= n and input_len * (1 - ratio) - 1 < n for n in lengths)
+    assert all(n <= max(1, input_len * (1 + ratio)) for n in lengths)
+    large = random_workload(num_prompts + 3, input_len, 4, 1000, seed, range_ratio=ratio)
+    assert large.prompts[:num_prompts] == small.prompts
+
+
 def test_seeds_differ():
     assert random_workload(2, 20, 4, 1000, 0) != random_workload(2, 20, 4, 1000, 1)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vllm.benchmarks.engine import BenchEngineSpec, VllmSpec
 from vllm.benchmarks.transformers_peer import PEER_CACHES, TransformersSpec
-from vllm.benchmarks.workload import Workload, random_workload
+from vllm.benchmarks.workload import Workload, length_range, random_workload
 from vllm.engine.arg_utils import EngineArgs
 
 if TYPE_CHECKING:
@@ -56,6 +56,13 @@ def add_shared_args(parser: FlexibleArgumentParser) -> None:
         help="KV cache of the Transformers peer. auto: each is tried first and the fastest is "
         "measured; compiled takes a C++ compiler and about a minute for each batch size.",
     )
+    parser.add_argument(
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="Lengths of prompts are drawn evenly from --input-len * (1 - R) to * (1 + R).",
+    )
     parser.add_argument("--json", action="store_true", help="Print the results as JSON alone.")
     parser.add_argument("--output-json", metavar="FILE", help="Write the results to FILE as JSON.")
     parser.add_argument(
@@ -76,27 +83,46 @@ def validate_shared_args(args: argparse.Namespace) -> None:
     """
     if args.compare is None and args.peer_cache != "auto":
         raise ValueError("--peer-cache has an effect only with --compare transformers")
+    if not 0 <= args.random_range_ratio < 1:
+        raise ValueError("--random-range-ratio must be at least 0 and less than 1")
     if args.compare and args.enable_prefix_caching:
         raise ValueError("--enable-prefix-caching with --compare would time prompts not computed")
 
 
 def make_workloads(
-    model_config: ModelConfig, seed: int, shapes: Sequence[tuple[int, int, int]]
+    model_config: ModelConfig,
+    seed: int,
+    shapes: Sequence[tuple[int, int, int]],
+    range_ratio: float = 0.0,
 ) -> list[Workload]:
     """A workload for each shape (prompts, tokens in, tokens out) that fits the model.
+    `range_ratio`: how far the tokens in may be from the shape's.
 
     Raises:
         ValueError: a shape that does not.
     """
     return [
-        random_workload(*shape, model_config.get_vocab_size(), seed, special_ids(model_config))
+        random_workload(
+            *shape, model_config.get_vocab_size(), seed, special_ids(model_config), range_ratio
+        )
         for shape in shapes
-        if _fits(shape, model_config.max_model_len)
+        if _fits(shape, range_ratio, model_config)
     ]
 
 
-def _fits(shape: tuple[int, int, int], max_model_len: int) -> bool:
+def _fits(shape: tuple[int, int, int], range_ratio: float, model_config: ModelConfig) -> bool:
     _, input_len, output_len = shape
+    input_len = length_range(input_len, range_ratio)[1]
+    max_model_len = model_config.max_model_len
+    if model_config.is_encoder_decoder:
+        # The encoder has positions of its own; the decoder's prompt is start token and forced BOS.
+        longest = model_config.hf_config_dict.get("max_position_embeddings") or max_model_len
+        if input_len > longest:
+            raise ValueError(
+                f"prompts of {input_len} tokens are more than the encoder takes ({longest}): lower "
+                "--input-len"
+            )
+        input_len = 2
     if input_len + output_len > max_model_len:
         raise ValueError(
             f"--input-len {input_len} and --output-len {output_len} together are more than the "
@@ -135,4 +161,11 @@ def make_specs(args: argparse.Namespace, model_config: ModelConfig) -> list[Benc
             "--compare transformers needs accelerate to load a GGUF file: pip install accelerate"
         )
     cache = None if args.peer_cache == "auto" else args.peer_cache
-    return [VllmSpec(engine_args), TransformersSpec(model_config.model, model_config.dtype, cache)]
+    peer = TransformersSpec(
+        model_config.model,
+        model_config.dtype,
+        cache,
+        is_encoder_decoder=model_config.is_encoder_decoder,
+        has_random_weights=engine_args.load_format == "dummy",
+    )
+    return [VllmSpec(engine_args), peer]

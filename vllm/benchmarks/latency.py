@@ -80,7 +80,9 @@ def main(args: argparse.Namespace) -> None:
     """Measures and prints."""
     model_config = EngineArgs.from_cli_args(args).create_model_config()
     shapes = [(batch_size, args.input_len, args.output_len) for batch_size in args.batch_size]
-    workloads = cli_args.make_workloads(model_config, args.seed, shapes)
+    workloads = cli_args.make_workloads(
+        model_config, args.seed, shapes, args.random_range_ratio
+    )
     specs = cli_args.make_specs(args, model_config)
     if args.compare:
         texts, results = _compare(args, specs, workloads)

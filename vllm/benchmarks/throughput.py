@@ -61,7 +61,9 @@ def main(args: argparse.Namespace) -> None:
     """Measures and prints."""
     model_config = EngineArgs.from_cli_args(args).create_model_config()
     shape = (args.num_prompts, args.input_len, args.output_len)
-    (workload,) = cli_args.make_workloads(model_config, args.seed, [shape])
+    (workload,) = cli_args.make_workloads(
+        model_config, args.seed, [shape], args.random_range_ratio
+    )
     specs = cli_args.make_specs(args, model_config)
     measure = _compare if args.compare else _measure
     text, result = measure(args, specs, workload)

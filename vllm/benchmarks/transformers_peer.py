@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -33,7 +34,8 @@ _TRIALS = 3
 class TransformersSpec:
     """Transformers with the model of `model_path`, a folder or a .gguf file.
 
-    `cache` None: whichever of `PEER_CACHES` is fastest for the workload.
+    `cache` None: whichever of `PEER_CACHES` is fastest for the workload. `has_random_weights`: the
+    folder has a config alone; `--load-format dummy` of ours.
     """
 
     model_path: str
@@ -41,25 +43,26 @@ class TransformersSpec:
     cache: PeerCache | None = None
     name: str = "transformers"
     is_peer: bool = True
+    is_encoder_decoder: bool = False
+    has_random_weights: bool = False
 
     def build(self) -> TransformersEngine:
-        return TransformersEngine(self.model_path, self.dtype, self.cache)
+        make = random_model if self.has_random_weights else load_model
+        model = make(self.model_path, self.dtype, self.is_encoder_decoder)
+        return TransformersEngine(model, self.dtype, self.cache)
 
 
 class TransformersEngine:
-    """`generate` as a `BenchEngine`.
-
-    Raises:
-        ImportError: the model is a GGUF file and accelerate, which Transformers needs then, is not
-            installed.
+    """`generate` as a `BenchEngine`. An encoder-decoder model's decoder begins with its start token
+    and, where it has one, its forced BOS, as ours does: both are given as many new tokens to make.
     """
 
     name = "transformers"
 
-    def __init__(self, model_path: str, dtype: str, cache: PeerCache | None) -> None:
+    def __init__(self, model: PreTrainedModel, dtype: str, cache: PeerCache | None) -> None:
         from vllm.platforms import current_platform
 
-        self._model = load_model(model_path, dtype).to(current_platform.device_type)
+        self._model = model.to(current_platform.device_type)
         self._dtype = dtype
         self._wanted = cache
         self._cache: PeerCache = cache or "dynamic"
@@ -109,23 +112,46 @@ class TransformersEngine:
         import torch
 
         began = time.perf_counter()
-        ids, mask = left_padded(workload.prompts)
+        inputs = self._inputs(workload)
         with torch.inference_mode():
             output = self._model.generate(
-                ids.to(self._model.device),
-                attention_mask=mask.to(self._model.device),
+                **{name: tensor.to(self._model.device) for name, tensor in inputs.items()},
                 **_exact_length(workload.output_len),
                 **_cache_options(cache),
             )
-        new_ids = output[:, ids.shape[1] :].tolist()  # on a device this also waits for it
+        begin = inputs.get("decoder_input_ids", inputs["input_ids"]).shape[1]
+        new_ids = output[:, begin:].tolist()  # on a device this also waits for it
         seconds = time.perf_counter() - began
         return Run(seconds, tuple(map(tuple, new_ids)))
 
+    def _inputs(self, workload: Workload) -> dict[str, torch.Tensor]:
+        """The prompts as arguments of `generate`, padded where attention is masked."""
+        import torch
 
-def load_model(model_path: str, dtype: str) -> PreTrainedModel:
-    """The causal language model of a folder or a .gguf file, in plain `dtype` weights."""
+        if not self._model.config.is_encoder_decoder:
+            ids, mask = left_padded(workload.prompts)
+            return {"input_ids": ids, "attention_mask": mask}
+        ids, mask = (tensor.flip(1) for tensor in left_padded([p[::-1] for p in workload.prompts]))
+        config = self._model.generation_config
+        begin = [config.decoder_start_token_id, config.forced_bos_token_id]
+        begin = torch.tensor([[token for token in begin if token is not None]])
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "decoder_input_ids": begin.expand(len(ids), -1),
+        }
+
+
+def load_model(
+    model_path: str, dtype: str, is_encoder_decoder: bool = False
+) -> PreTrainedModel:
+    """The model of a folder or a .gguf file, in plain `dtype` weights.
+
+    Raises:
+        ImportError: it is a GGUF file and accelerate, which Transformers needs then, is not
+            installed.
+    """
     import torch
-    from transformers import AutoModelForCausalLM
 
     path = Path(model_path)
     source: dict[str, Any] = {}
@@ -136,12 +162,36 @@ def load_model(model_path: str, dtype: str) -> PreTrainedModel:
             raise ImportError("to load a GGUF file Transformers needs accelerate")
         source = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
         path = path.parent
-    return AutoModelForCausalLM.from_pretrained(
+    return _auto_class(is_encoder_decoder).from_pretrained(
         path, dtype=getattr(torch, dtype), local_files_only=True, **source
     ).eval()
 
 
-def left_padded(prompts: tuple[tuple[int, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def random_model(
+    model_path: str, dtype: str, is_encoder_decoder: bool = False
+) -> PreTrainedModel:
+    """A model of the folder's config with random weights, and its generation config if it has
+    one."""
+    import torch
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.from_pretrained(model_path, local_files_only=True)
+    torch.manual_seed(0)
+    model = _auto_class(is_encoder_decoder).from_config(config, dtype=getattr(torch, dtype))
+    if (Path(model_path) / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(model_path)
+    return model.eval()
+
+
+def _auto_class(is_encoder_decoder: bool) -> type:
+    import transformers
+
+    if is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
+def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask, both int64 (prompts, longest prompt), padded with id 0 on the left."""
     import torch
 
@@ -161,6 +211,8 @@ def _exact_length(output_len: int) -> dict[str, Any]:
         "max_new_tokens": output_len,
         "min_new_tokens": output_len,
         "eos_token_id": None,
+        "forced_eos_token_id": None,
+        "num_beams": 1,
         "pad_token_id": 0,
     }
 

@@ -11,7 +11,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts of token ids, each to be continued by exactly `output_len` tokens, greedily."""
+    """Prompts of token ids, each to be continued by exactly `output_len` tokens, greedily. Of an
+    encoder-decoder model they are the encoder's inputs."""
 
     prompts: tuple[tuple[int, ...], ...]
     output_len: int
@@ -36,8 +37,12 @@ def random_workload(
     vocab_size: int,
     seed: int,
     excluded_ids: Collection[int] = (),
+    range_ratio: float = 0.0,
 ) -> Workload:
     """Prompts of `input_len` ids drawn evenly from the vocabulary without `excluded_ids`.
+
+    With a `range_ratio` each has a length drawn evenly from input_len * (1 - range_ratio) to
+    input_len * (1 + range_ratio).
 
     The first n prompts of a seed are the same for every `num_prompts`.
 
@@ -52,5 +57,16 @@ def random_workload(
     if ids.size == 0:
         raise ValueError(f"all {vocab_size} ids of the vocabulary are excluded")
     rng = np.random.default_rng(seed)
-    drawn = (rng.choice(ids, size=input_len) for _ in range(num_prompts))
+    shortest, longest = length_range(input_len, range_ratio)
+
+    def length() -> int:
+        return shortest if shortest == longest else int(rng.integers(shortest, longest + 1))
+
+    drawn = (rng.choice(ids, size=length()) for _ in range(num_prompts))
     return Workload(tuple(tuple(prompt.tolist()) for prompt in drawn), output_len)
+
+
+def length_range(length: int, range_ratio: float) -> tuple[int, int]:
+    """Shortest and longest of lengths around one, both at least 1."""
+    shortest = max(1, int(length * (1 - range_ratio)))
+    return shortest, max(shortest, int(length * (1 + range_ratio)))

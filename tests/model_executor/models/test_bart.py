@@ -59,7 +59,8 @@ def make(tmp_path, model_type: str, **changes) -> nn.Module:
     model = AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:  # norms and biases begin as ones and zeros, which hide faults
-            nn.init.normal_(parameter, mean=1.0 if "norm.weight" in name else 0.0, std=0.2)
+            mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            nn.init.normal_(parameter, mean=mean, std=0.2)
     nn.init.normal_(model.final_logits_bias)
     model.save_pretrained(tmp_path)
     return model

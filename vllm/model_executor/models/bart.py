@@ -383,6 +383,7 @@ class BartForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsQuant)
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "kv_proj": ["k_proj", "v_proj"],
     }
+    supports_ragged_encoder_inputs = True
     model_cls: type[BartModel] = BartModel
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
