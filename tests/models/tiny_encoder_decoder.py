@@ -31,7 +31,7 @@ def make_bart(folder: Path, **changes) -> Path:
         encoder_ffn_dim=48,
         decoder_ffn_dim=48,
         max_position_embeddings=MAX_ENCODER_LEN,
-        init_std=0.35,
+        init_std=0.2,
         pad_token_id=1,
         bos_token_id=BOS,
         eos_token_id=START,
@@ -39,7 +39,7 @@ def make_bart(folder: Path, **changes) -> Path:
         # Tied ones say each token after itself for ever.
         tie_word_embeddings=False,
     )
-    torch.manual_seed(3)
+    torch.manual_seed(2)
     BartForConditionalGeneration(BartConfig(**{**fields, **changes})).save_pretrained(folder)
     return folder
 

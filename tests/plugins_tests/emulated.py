@@ -13,7 +13,8 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Job:
-    """An engine and its requests. Without `align` layers keep the layout of their backend; without
+    """An engine and its requests, of an encoder-decoder model with `texts`, the encoder's tokens of
+    each. Without `align` layers keep the layout of their backend; without
     `check` nobody looks whether they collide. kernel_blocks: tokens in a kernel block of a backend."""
 
     model: str
@@ -25,6 +26,7 @@ class Job:
     kernel_blocks: dict[str, int] = field(default_factory=dict)
     align: bool = True
     check: bool = True
+    texts: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,13 @@ def run(job: Job) -> Result:
 
 
 def _generate(job: Job, device: str) -> Result:
+    from tests.models.tiny_encoder_decoder import enc_dec_prompts
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         model=job.model,
         skip_tokenizer_init=True,
+        generation_config="vllm",
         attention_config={"backend_per_kind": job.backend_per_kind},
         **job.engine_args,
     )
@@ -78,6 +82,8 @@ def _generate(job: Job, device: str) -> Result:
         temperature=0, max_tokens=job.num_new_tokens, ignore_eos=True, detokenize=False
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in job.prompts]
+    if job.texts:
+        prompts = enc_dec_prompts(job.texts, job.prompts)
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
     (backends, strides) = llm.apply_model(_layers)[0]
     (worker,) = llm.collective_rpc(lambda worker: type(worker).__module__)

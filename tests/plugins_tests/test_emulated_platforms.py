@@ -6,18 +6,14 @@ share an allocation."""
 from __future__ import annotations
 
 import itertools
-import json
 import random
-import subprocess
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.models.tiny import NATIVE, VOCAB_SIZE, Family, generate, make_model
-from tests.plugins_tests.conftest import PluginSite
-from tests.plugins_tests.emulated import Job, Result
+from tests.plugins_tests.emulated import Job
+from tests.plugins_tests.machines import Machine, make_machines
 from vllm.triton_utils import HAS_TRITON
 
 pytestmark = [
@@ -90,35 +86,9 @@ def case(tmp_path_factory) -> Case:
     return Case(two_groups(2), tmp_path_factory.mktemp("two_groups"))
 
 
-class Machine:
-    """Processes on one platform; `package` None: the built-in one."""
-
-    def __init__(self, folder: Path, package: str | None) -> None:
-        folder.mkdir()
-        self.site = PluginSite(folder)
-        if package:
-            self.site.install(package)
-
-    def run(self, *jobs: Job) -> list[Result]:
-        env = {"TRITON_INTERPRET": "1", "VLLM_DEBUG_CHECK_INTEGRITY": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.plugins_tests.emulated"],
-            input="\n".join(json.dumps(asdict(job)) for job in jobs),
-            env=self.site._environment(env),
-            cwd=self.site.folder,
-            capture_output=True,
-            text=True,
-        )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        assert done.returncode == 0 and len(lines) == len(jobs), done.stderr[-4000:]
-        return [Result(**json.loads(line.removeprefix("RESULT "))) for line in lines]
-
-
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("machines")
-    packages = {"cpu": None, "rocm": "vllm_emulated_rocm", "cuda": "vllm_emulated_cuda"}
-    return {name: Machine(folder / name, package) for name, package in packages.items()}
+def machines(tmp_path_factory) -> dict[str, Machine]:
+    return make_machines(tmp_path_factory.mktemp("machines"))
 
 
 def test_a_llama_on_each_platform(machines, tmp_path):
