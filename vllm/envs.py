@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     VLLM_HTTP_TIMEOUT_KEEP_ALIVE: float
     VLLM_MAX_N_SEQUENCES: int
     VLLM_IMAGE_FETCH_TIMEOUT: float
+    VLLM_NIXL_SIDE_CHANNEL_HOST: str
+    VLLM_NIXL_SIDE_CHANNEL_PORT: int
 
 
 def _flag(name: str, default: str = "0") -> bool:
@@ -99,6 +101,9 @@ environment_variables: dict[str, Callable[[], Any]] = {
     "VLLM_MAX_N_SEQUENCES": lambda: int(_number("VLLM_MAX_N_SEQUENCES", 1024)),
     # Seconds that fetching an image by its URL may take, redirects and all.
     "VLLM_IMAGE_FETCH_TIMEOUT": lambda: _number("VLLM_IMAGE_FETCH_TIMEOUT", 5.0),
+    # Where NixlConnector of this engine listens for peers; port 0: any free one.
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": lambda: os.getenv("VLLM_NIXL_SIDE_CHANNEL_HOST") or "localhost",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": lambda: int(_number("VLLM_NIXL_SIDE_CHANNEL_PORT", 5600)),
 }
 
 

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One peer: the handshake with it, and how its layers become ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import Memory, NixlAgent, TransferError
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata, RemoteMeta
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
+    KVLayoutMismatch,
+    Paging,
+    blocks_as_pages,
+    check_convertible,
+    piece_runs,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.regions import RegisteredLayer, Registration
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.side_channel import (
+    Answer,
+    GetMetadata,
+    Handshake,
+    Refused,
+    Released,
+    SideChannelClient,
+)
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.receive import Receive
+
+logger = init_logger(__name__)
+
+# Runs shorter than this on average are slower than to stage whole blocks and copy them.
+MIN_RUN_BYTES = 4096
+_metadata_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
+
+
+class PeerLost(RuntimeError):
+    """The peer is not there, not any more, or does not fit; says why."""
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """A layer here and there. `raw`: int8, what the local geometry's offsets count from."""
+
+    local: RegisteredLayer
+    remote: RegisteredLayer
+    raw: torch.Tensor
+
+    @property
+    def pagings(self) -> tuple[Paging, Paging]:
+        """Here and there."""
+        return Paging.of(self.local.geometry), Paging.of(self.remote.geometry)
+
+    @cached_property
+    def is_staged(self) -> bool:
+        """Whether blocks are received as they are and then copied, rather than run by run."""
+        ours, theirs = blocks_as_pages(self.local.geometry), blocks_as_pages(self.remote.geometry)
+        if ours.digest() == theirs.digest():
+            return False
+        runs = piece_runs(ours, theirs, 0, 0)
+        return runs.nbytes < MIN_RUN_BYTES * len(runs.length)
+
+    @property
+    def staged_block_nbytes(self) -> int:
+        """Bytes of one of the peer's kernel blocks."""
+        return blocks_as_pages(self.remote.geometry).payload
+
+
+@dataclass(frozen=True)
+class GroupPair:
+    """A KV cache group here, the peer's number of it, and its layers."""
+
+    remote_group: int
+    layers: tuple[LayerPair, ...]
+
+
+def pair_groups(
+    registration: Registration,
+    raw: Mapping[str, torch.Tensor],
+    remote_layers: Sequence[RegisteredLayer],
+) -> list[GroupPair]:
+    """Matches layers by name.
+
+    Raises:
+        KVLayoutMismatch: the peer has other layers, groups them otherwise, or its pages cannot be
+            converted.
+    """
+    theirs = {layer.name: layer for layer in remote_layers}
+    num_groups = len(registration.kernel_blocks_per_page)
+    ours = [layer for g in range(num_groups) for layer in registration.group_layers(g)]
+    if {layer.name for layer in ours} != theirs.keys():
+        odd = sorted({layer.name for layer in ours} ^ theirs.keys())
+        raise KVLayoutMismatch(f"layers that only one end has: {', '.join(odd[:8])}")
+    pairs = []
+    for group in range(num_groups):
+        layers = registration.group_layers(group)
+        remote_groups = {theirs[layer.name].group for layer in layers}
+        if len(remote_groups) != 1:
+            raise KVLayoutMismatch(
+                f"layers of group {group} ({layers[0].name}, ...) are in groups {remote_groups} "
+                "of the peer's: start both engines with the same --disable-hybrid-kv-cache-manager"
+            )
+        for layer in layers:
+            check_convertible(layer.name, layer.geometry, theirs[layer.name].geometry)
+        matched = (LayerPair(one, theirs[one.name], raw[one.name]) for one in layers)
+        pairs.append(GroupPair(remote_groups.pop(), tuple(matched)))
+    if len({pair.remote_group for pair in pairs}) != num_groups:
+        raise KVLayoutMismatch("two groups here are one group of the peer's")
+    return pairs
+
+
+class Peer:
+    """From the first word to the last. All calls are from the worker's thread, and none blocks.
+
+    Args:
+        seconds: how long the handshake may take.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteMeta,
+        compatibility_hash: str,
+        agent: NixlAgent,
+        pair: Callable[[Sequence[RegisteredLayer]], list[GroupPair]],
+        seconds: float,
+    ) -> None:
+        self.engine_id = remote.engine_id
+        self.address = (remote.host, remote.port)
+        self.receives: dict[str, Receive] = {}
+        self.is_suspect = False
+        self.is_ready = False
+        self.memory = Memory()
+        self.num_blocks = 0
+        self.groups: list[GroupPair] = []
+        self.agent_name = ""
+        self._hash = compatibility_hash
+        self._agent = agent
+        self._pair = pair
+        self._deadline = time.monotonic() + seconds
+        self.channel = SideChannelClient(*self.address)
+        self.channel.send(GetMetadata(compatibility_hash, self.engine_id))
+
+    def __str__(self) -> str:
+        return f"engine {self.engine_id} at {self.address[0]}:{self.address[1]}"
+
+    def poll(self) -> list[Released]:
+        """Takes in what the peer has said.
+
+        Raises:
+            PeerLost: it is gone, silent, or does not fit.
+        """
+        answers = self.channel.receive()
+        for answer in answers:
+            self._take_handshake(answer)
+        if self.channel.is_lost():
+            raise PeerLost(f"the connection to {self} is lost")
+        if not self.is_ready and time.monotonic() > self._deadline:
+            raise PeerLost(f"{self} does not answer")
+        return [answer for answer in answers if isinstance(answer, Released)]
+
+    def _take_handshake(self, answer: Answer) -> None:
+        if isinstance(answer, Refused):
+            raise PeerLost(f"{self} refuses: {answer.reason}")
+        if not isinstance(answer, Handshake) or self.is_ready:
+            return
+        if answer.compatibility_hash != self._hash:
+            raise PeerLost(
+                f"{self} does not fit: version, model, revision, dtype, KV heads, head size, "
+                "--kv-cache-dtype and mode of transfer must be the same on both ends"
+            )
+        try:
+            metadata = _metadata_decoder.decode(answer.metadata)
+            if metadata.tp_size != 1:
+                raise KVLayoutMismatch(f"it has {metadata.tp_size} tensor-parallel ranks, not 1")
+            self.groups = self._pair(metadata.layers)
+            self.memory = Memory(metadata.mem_type, metadata.device_id)
+            self.num_blocks = metadata.num_blocks
+            self.agent_name = self._agent.add_peer(metadata.agent_metadata)
+        except (msgspec.MsgspecError, ValueError, TransferError) as error:
+            raise PeerLost(f"{self} does not fit: {error}") from error
+        self.is_ready = True
+        staged = sum(layer.is_staged for group in self.groups for layer in group.layers)
+        logger.info(
+            "NIXL: connected to %s: %d pages, %s; %d of %d layers are received as they are and "
+            "converted", self, metadata.num_blocks, metadata.attn_backend_name, staged,
+            sum(len(group.layers) for group in self.groups),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Forgets the peer."""
+        self.channel.close()
+        if self.agent_name:
+            try:
+                self._agent.remove_peer(self.agent_name)
+            except Exception as error:
+                logger.debug("NIXL: %s was gone already: %s", self, error)
+            self.agent_name = ""
+
+    def check_pages(self, remote: RemoteMeta) -> None:
+        """Raises:
+        ValueError: the peer has no such groups or pages.
+        """
+        if len(remote.block_ids) != len(self.groups):
+            raise ValueError(
+                f"pages of {len(remote.block_ids)} groups; {self} has {len(self.groups)}"
+            )
+        worst = max((page for group in remote.block_ids for page in group), default=0)
+        if worst >= self.num_blocks:
+            raise ValueError(f"page {worst}; {self} has {self.num_blocks}")
+
+    def largest_staged_block(self) -> int:
+        """Bytes; 0: nothing is staged."""
+        layers = (layer for group in self.groups for layer in group.layers)
+        return max((one.staged_block_nbytes for one in layers if one.is_staged), default=0)
+
