@@ -80,7 +80,7 @@ def test_bad_fields(hello_server, path, name, value):
 
 
 REFUSED = {
-    "use_beam_search": True, "length_penalty": 2, "structured_outputs": {"json": {}},
+    "structured_outputs": {"json": {}},
     "guided_json": {}, "response_format": {"type": "json_object"}, "best_of": 3,
     "thinking_token_budget": 5, "repetition_detection": {},
     "logits_processors": ["x"], "mm_processor_kwargs": {"a": 1},

@@ -241,3 +241,35 @@ def test_key_is_asked_for(server):
         assert httpx.get(server.url + path).status_code == 401
         headers = {"Authorization": f"Bearer {KEY}"}
         assert httpx.get(server.url + path, headers=headers).status_code == 200
+
+
+def test_beam_search(server):
+    """Through the whole server: sequences best first, the best no worse than greedy decoding's; both
+    routes, several prompts, and the plain answer afterwards."""
+    body = dict(prompt=[TEXT, "Once upon a time"], use_beam_search=True, n=4, max_tokens=8,
+                length_penalty=0, logprobs=1, ignore_eos=True)  # fmt: skip
+    response = server.client.post(COMPLETIONS, json=body)
+    assert response.status_code == 200, response.text
+    choices = response.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(8))
+    sums = [sum(choice["logprobs"]["token_logprobs"]) for choice in choices]
+    assert sums[:4] == sorted(sums[:4], reverse=True) and sums[4:] == sorted(sums[4:], reverse=True)
+    assert len({choice["text"] for choice in choices}) == 8
+    greedy = ask(server, max_tokens=8, logprobs=1, ignore_eos=True)
+    assert sums[0] >= sum(greedy["logprobs"]["token_logprobs"]) - 1e-3
+    chat = dict(messages=[{"role": "user", "content": "What is 2+2?"}], use_beam_search=True, n=2)
+    answers = server.client.post("/v1/chat/completions", json={**chat, "max_tokens": 20}).json()
+    assert any("4" in choice["message"]["content"] for choice in answers["choices"])
+
+
+def test_beam_search_ends_with_its_client(server):
+    """A client that hangs up: every beam ends, and nothing keeps on running."""
+    body = dict(prompt=TEXT, use_beam_search=True, n=4, max_tokens=1500, ignore_eos=True)
+    with pytest.raises(httpx.ReadTimeout):
+        server.client.post(COMPLETIONS, json=body, timeout=httpx.Timeout(10, read=1.0))
+
+    def is_idle() -> bool:
+        found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", server.client.get("/metrics").text, re.M)
+        return found is not None and float(found[1]) == 0
+
+    eventually(is_idle)

@@ -82,7 +82,12 @@ class OpenAIServing:
                 "sampling defaults of the model that are not supported have no effect: %s",
                 ", ".join(f"{name}={value}" for name, value in ignored.items()),
             )
-        return {name: given[name] for name in _SAMPLING_DEFAULTS if name in given}
+        generation_config = self.engine_client.model_config.try_get_generation_config()
+        beams = {name: generation_config.get(name) for name in ("length_penalty", "early_stopping")}
+        return {
+            **{name: value for name, value in beams.items() if value is not None},
+            **{name: given[name] for name in _SAMPLING_DEFAULTS if name in given},
+        }
 
     @property
     def context(self) -> Context:

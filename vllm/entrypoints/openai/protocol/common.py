@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from pydantic import (
@@ -18,13 +18,20 @@ from pydantic import (
 )
 
 from vllm.logger import init_logger
-from vllm.sampling_params import RequestOutputKind, SamplingParams, logit_bias_by_id
+from vllm.sampling_params import (
+    MAX_BEAM_WIDTH,
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    logit_bias_by_id,
+)
 
 logger = init_logger(__name__)
 
 # What travels to the engine is msgpack, whose integers have 64 bits.
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+_NOT_WITH_BEAMS = ("stream", "stop", "prompt_logprobs", "logprob_token_ids", "kv_transfer_params")
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P, DEFAULT_TOP_K, DEFAULT_MIN_P = 1.0, 1.0, 0, 0.0
 
 
@@ -171,8 +178,6 @@ class GenerationRequest(RequestFields):
     """The fields of a request for text, whatever its prompt looks like."""
 
     REFUSED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "use_beam_search": (False,),
-        "length_penalty": (1,),
         "response_format": ({"type": "text"},),
         "structured_outputs": (),
         "guided_json": (),
@@ -202,6 +207,9 @@ class GenerationRequest(RequestFields):
     allowed_token_ids: list[Int32] | None = None
     bad_words: list[Text] | None = None
     seed: Int64 | None = None
+    use_beam_search: bool = False
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Int32] | None = None
     min_tokens: Int64 = Field(default=0, ge=0)
@@ -245,6 +253,28 @@ class GenerationRequest(RequestFields):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_beam_search(self) -> GenerationRequest:
+        if not self.use_beam_search:
+            neutral = {"length_penalty": (None, 1.0), "early_stopping": (None, False)}
+            for name, values in neutral.items():
+                if getattr(self, name) not in values:
+                    raise RequestError(f"{name} needs use_beam_search=true", param=name)
+            return self
+        if not 1 <= self.n <= MAX_BEAM_WIDTH:
+            message = f"with use_beam_search, n is the number of beams: 1 to {MAX_BEAM_WIDTH}"
+            raise RequestError(message, param="n")
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) not in (None, False, [], ""):
+                message = f"{name} is not available with use_beam_search=true"
+                raise RequestError(message, param=name)
+        drawing = sorted({"temperature", "top_p", "top_k", "min_p", "seed"} & self.model_fields_set)
+        if drawing:
+            logger.warning_once(
+                "a beam search draws nothing: %s of a request had no effect", ", ".join(drawing)
+            )
+        return self
+
     def sampling_params(
         self, max_tokens: int, logprobs: int | None, defaults: Mapping[str, Any]
     ) -> SamplingParams:
@@ -267,8 +297,9 @@ class GenerationRequest(RequestFields):
         if "min_tokens" not in given:
             min_tokens = min(defaults.get("min_tokens", 0), max_tokens)
         asks_length = given & {"max_tokens", "max_completion_tokens"}
-        return SamplingParams(
-            n=self.n,
+        params = SamplingParams(
+            # Of a beam search the number of beams.
+            n=1 if self.use_beam_search else self.n,
             temperature=chosen(self.temperature, "temperature", DEFAULT_TEMPERATURE),
             top_p=chosen(self.top_p, "top_p", DEFAULT_TOP_P),
             top_k=chosen(self.top_k, "top_k", DEFAULT_TOP_K),
@@ -298,6 +329,17 @@ class GenerationRequest(RequestFields):
             max_length=None if asks_length else defaults.get("max_length"),
             min_length=None if "min_tokens" in given else defaults.get("min_length"),
         )
+        if not self.use_beam_search:
+            return params
+        beams = BeamSearchParams(
+            beam_width=self.n,
+            max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=chosen(self.length_penalty, "length_penalty", 1.0),
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            early_stopping=chosen(self.early_stopping, "early_stopping", False),
+        )
+        return params.for_beam_search(beams)
 
     def _extra_args(self) -> dict[str, Any] | None:
         if self.kv_transfer_params is None:
