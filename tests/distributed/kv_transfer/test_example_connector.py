@@ -11,7 +11,7 @@ from tests.models.tiny import NATIVE, NUM_NEW_TOKENS, generate, make_model, make
 
 from vllm import LLM, SamplingParams
 
-MODELS = ("llama", "gemma3", "mistral")
+MODELS = ("llama", "gemma3", pytest.param("mistral", marks=pytest.mark.slow))
 CHUNK = 16
 
 
