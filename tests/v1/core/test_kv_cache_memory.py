@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.v1.core.utils import full_spec, make_config, window_spec
+from tests.v1.core.utils import cross_spec, full_spec, make_config, window_spec
 from vllm.v1.core.kv_cache_utils import (
     check_enough_kv_cache_memory,
     estimate_max_model_len,
@@ -151,6 +151,21 @@ def test_cross_attention_is_a_group_of_its_own():
     specs = layers(2, 0) | {f"cross.{i}": cross for i in range(2)}
     assert lengths(specs) == [2, 2]
 
+
+
+@pytest.mark.parametrize("budget", [64, 4096])
+def test_cross_attention_needs_pages_for_the_longest_encoder_input(budget: int):
+    """1500 encoder tokens are 94 pages beside the 4 of 64 decoder tokens, in memory as in block
+    tables, whatever the batch budget and however short the decoder is."""
+    specs = {"own": full_spec(), "cross": cross_spec(max_num_encoder_tokens=1500)}
+    config = make_config(
+        max_model_len=64, max_num_batched_tokens=budget, is_encoder_decoder=True
+    )
+    needed = (4 + 94 + 1) * PAGE
+    check_enough_kv_cache_memory(config, specs, needed)
+    with pytest.raises(ValueError, match="KV cache"):
+        check_enough_kv_cache_memory(config, specs, needed - 1)
+    assert specs["cross"].max_num_blocks_per_req(config, 64) == 94
 
 
 def test_error_says_what_is_needed_what_fits_and_what_to_do():

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.kv_cache_interface import (
     CrossAttentionSpec,
     FullAttentionSpec,
@@ -107,6 +108,20 @@ def test_warm_up_uses_pages_of_its_own_for_each_group():
     assert (prompt.total_num_scheduled_tokens, decode.total_num_scheduled_tokens) == (16, 1)
     assert decode.scheduled_cached_reqs.num_computed_tokens == [16]
     assert end.finished_req_ids == set(prompt.num_scheduled_tokens)
+
+
+def test_warm_up_with_an_encoder():
+    """Cross-attention's kernels are made ready too: pages for the encoder's tokens, which the first
+    step encodes and the last gives up."""
+    specs = FullAttentionSpec(**SHAPE), CrossAttentionSpec(**SHAPE)
+    position = PlaceholderRange(0, 3 * SHAPE["block_size"] + 1)
+    feature = MultiModalFeatureSpec(None, "text", "largest", position)
+    config = cache_config(*specs, num_blocks=16)
+    prompt, decode, end = warmup_steps(config, 4, [feature])
+    (request,) = prompt.scheduled_new_reqs
+    assert [len(ids) for ids in request.block_ids] == [1, 4] and request.mm_features == [feature]
+    assert prompt.scheduled_encoder_inputs == {request.req_id: [0]}
+    assert not decode.scheduled_encoder_inputs and end.free_encoder_mm_hashes == ["largest"]
 
 
 @pytest.mark.parametrize(

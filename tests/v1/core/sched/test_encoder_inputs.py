@@ -200,6 +200,27 @@ def test_refused_with_the_reason(options: dict, reason: str):
     assert len(engine.tokens("b")) == 3
 
 
+def test_a_model_without_an_encoder():
+    """Inputs that nothing would look at are refused, not dropped."""
+    engine = make_engine(specs=(full_spec(),))
+    engine.add(with_input("a", "x", 20))
+    engine.run()
+    assert engine.outputs["a"][-1].error_message == "the model has no encoder for its inputs"
+
+
+def test_several_inputs_of_a_request():
+    """All of a request's inputs are encoded in one step, though together they are more than its
+    budget; a request that shares only some of them shares nothing."""
+    engine = make_engine(max_num_batched_tokens=64)
+    features = {n: make_feature(n, 40) for n in "xyz"}
+    engine.add(make_request("a", 5, 3, mm_features=[features["x"], features["y"]]))
+    engine.add(make_request("b", 5, 3, mm_features=[features["x"], features["z"]]))
+    engine.add(make_request("c", 5, 3, mm_features=[features["x"], features["y"]]))
+    engine.run(max_steps=20)
+    assert engine.steps[0].scheduled_encoder_inputs == {"a": [0, 1]}
+    assert engine.model.encoded == ["x", "y", "x", "z"]
+
+
 def test_prompts_in_chunks():
     """The encoder runs with the first chunk; later ones find what it left."""
     engine = make_engine(max_num_batched_tokens=16, max_num_seqs=4)

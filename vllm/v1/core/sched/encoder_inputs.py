@@ -41,7 +41,7 @@ class EncoderInputs:
     def why_never(self, request: Request) -> str | None:
         """Why the request's inputs can never be encoded, in words for its user."""
         if not self._is_needed:
-            return None
+            return "the model has no encoder for its inputs" if request.has_encoder_inputs else None
         num_tokens, most = self.num_tokens(request), self._max_tokens_per_request
         if num_tokens == 0:
             return "the request has no encoder input, which this model needs"
