@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """An image in a message, still to be fetched if it is a URL."""
+    """An image in a message: a URL to be fetched, or the image."""
 
     place: str
     source: str | Image
+    is_url: bool
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,12 @@ def image_sources(content: Any, place: str) -> list[ImageSource]:
             continue
         where = f"{place}[{index}].{part['type']}"
         source = part.get(part["type"])
-        if part["type"] == "image_url":
+        is_url = part["type"] == "image_url"
+        if is_url:
             source = source.get("url") if isinstance(source, Mapping) else source
             if not isinstance(source, str) or not source:
                 raise ValueError(f'{where} must be of the form {{"url": "..."}}')
-        sources.append(ImageSource(where, source))
+        sources.append(ImageSource(where, source, is_url))
     return sources
 
 
@@ -151,9 +153,9 @@ def chat_prompts(
 
 
 def _fetched(image: ImageSource, media: MediaConnector) -> Any:
-    if not isinstance(image.source, str):
+    if not image.is_url:
         return image.source
     try:
-        return media.fetch_image(image.source)
+        return media.fetch_image(str(image.source))
     except ValueError as error:
         raise ValueError(f"{image.place}: {error}") from error

@@ -22,6 +22,7 @@ from vllm.inputs.engine import (
     tokens_input,
 )
 from vllm.inputs.parse import ParsedEncoderDecoderPrompt, ParsedPrompt
+from vllm.logger import init_logger
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.multimodal.parse import MultiModalDataItems, parse_mm_uuids
@@ -30,6 +31,8 @@ from vllm.multimodal.processing import EncDecMultiModalProcessor, ProcessorInput
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
     from vllm.tokenizers import TokenizerLike
+
+logger = init_logger(__name__)
 
 TEXT = "text"
 
@@ -62,6 +65,18 @@ class EncoderDecoderPreprocessor:
                     )
                 self._processor = made
             return self._processor
+
+    def prepare_in_background(self) -> None:
+        """Makes the processor in a thread, so that the first prompt need not wait for imports. What
+        is wrong with it is told to the first prompt."""
+
+        def prepare() -> None:
+            try:
+                self.processor  # noqa: B018 - makes it
+            except Exception as error:
+                logger.warning("the model's processor cannot be made: %s", error)
+
+        threading.Thread(target=prepare, name="processor", daemon=True).start()
 
     @property
     def modalities(self) -> tuple[str, ...]:

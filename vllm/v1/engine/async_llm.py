@@ -90,6 +90,8 @@ class AsyncLLM:
             self.engine_core.shutdown()
             raise
         self.engine_core.on_death = self._on_death
+        if self.encoder_decoder is not None:
+            self.encoder_decoder.prepare_in_background()
         self.logger_manager = StatLoggerManager(vllm_config, stat_loggers) if log_stats else None
         if self.logger_manager is not None:
             self.logger_manager.log_engine_initialized()
