@@ -54,14 +54,19 @@ class Group:
         key, value = self.key[row, start:stop], self.value[row, start:stop]
         reshape_and_cache(key, value, self.key_cache, self.value_cache, slots)
 
-    def attend(self, query: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-        """query: (num_reqs, heads, head_size), one token a request."""
+    def attend(
+        self, query: torch.Tensor, lengths: list[int], is_cross: bool = False
+    ) -> torch.Tensor:
+        """query: (num_reqs, heads, head_size), one token a request; of cross-attention any number of
+        tokens for each, which see all keys."""
         out = torch.empty_like(query)
-        starts = torch.arange(len(lengths) + 1, dtype=torch.int32)
+        starts = torch.arange(0, len(query) + 1, len(query) // len(lengths), dtype=torch.int32)
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
         table = torch.from_numpy(self.table.table)
         caches = self.key_cache, self.value_cache
-        paged_attention(query, *caches, out, starts, seq_lens, table, 0.5)
+        paged_attention(
+            query, *caches, out, starts, seq_lens, table, 0.5, causal=not is_cross
+        )
         return out
 
     def truth(self, query: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -81,7 +86,7 @@ def make_groups(backends, kernel_block_sizes, num_reqs, specs) -> list[Group]:
         group(b, spec, f"layer{i}", group_id=i) for i, (b, spec) in enumerate(zip(backends, specs))
     ]
     raw = torch.full((NUM_PAGES * specs[0].page_size_bytes,), 0x7F, dtype=torch.int8)  # all NaN
-    raws = {"layer0": raw, "layer1": raw}
+    raws = {one.layer_names[0]: raw for one in groups}
     config = shared_config(NUM_PAGES, groups)
     caches = _reshape_kv_cache(groups, raws, "auto", kernel_block_sizes, {}, config)
     made = []
@@ -119,6 +124,35 @@ def run(
 def test_two_groups_over_one_allocation(backends, kernel_block_sizes):
     """Each pair of layouts, each group with kernel blocks of its own: as if it were alone."""
     for out, truth in run(backends, kernel_block_sizes):
+        torch.testing.assert_close(out, truth, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel_block_sizes", [(8, 8, 8), (4, 8, 2)])
+@pytest.mark.parametrize("cross", [BlocksFirst, BlocksFirstHND, Fused, FusedNHD])
+@pytest.mark.parametrize("full, sliding", PAIRS, ids=lambda one: one.__name__)
+def test_cross_attention_beside_two_others(full, sliding, cross, kernel_block_sizes):
+    """Three groups over one allocation: full and sliding attention, and cross-attention, whose pages
+    are written once, as many as the encoder's tokens fill, and read by more tokens than it has."""
+    lengths, encoder_lengths = [TOKENS - 1, 3 * TOKENS, 5], [2 * TOKENS + 1, 1, TOKENS]
+    groups = make_groups((full, sliding, cross), kernel_block_sizes, 3, (SPEC, SPEC, SPEC))
+    free = iter(range(1, 2 * NUM_PAGES))
+    for row, (length, encoder_length) in enumerate(zip(lengths, encoder_lengths)):
+        own, encoder = groups[:2], groups[2]
+        pages = [next(free) for _ in range(-(-encoder_length // TOKENS))]
+        encoder.table.append(row, pages, overwrite=True)
+        for start in range(0, length, TOKENS):
+            for one in own:
+                one.table.append(row, [next(free)], overwrite=False)
+                one.write(row, start, min(start + TOKENS, length))
+        encoder.write(row, 0, encoder_length)
+    generator = torch.Generator().manual_seed(7)
+    for one, seen in zip(groups, (lengths, lengths, encoder_lengths)):
+        is_cross = one is groups[2]
+        query = torch.randn(3, HEADS, HEAD_SIZE, generator=generator)
+        truth = one.truth(query, seen)
+        if is_cross:
+            query, truth = (x.repeat_interleave(4, dim=0) for x in (query, truth))
+        out = one.attend(query, seen, is_cross)
         torch.testing.assert_close(out, truth, atol=1e-5, rtol=1e-5)
 
 
