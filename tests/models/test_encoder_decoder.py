@@ -132,3 +132,20 @@ def test_an_input_larger_than_the_batch_budget(folder, expected):
     texts, prompts = [TEXTS[5], random_ids(MAX_ENCODER_LEN, seed=9)[0]], PROMPTS[:2]
     assert run(llm, texts, prompts, 5) == generate(folder, texts, prompts, 5)
     assert calls == [1, 1]
+
+
+@pytest.mark.parametrize(("budget", "count"), [(16, 1), (200, 2)])
+def test_memory_is_measured_with_the_largest_inputs(folder, budget, count):
+    """As many of the encoder's full length as one step may encode, at least one; run before the KV
+    cache gets what is left."""
+
+    def profile(worker) -> list[tuple[int, ...]]:
+        runner = worker.model_runner
+        runner.profile_run(4)
+        inputs = runner.model_state.prepare_dummy_inputs(1, 4)
+        return [tuple(output.shape) for output in inputs["encoder_outputs"]]
+
+    llm = make_llm(folder, max_model_len=64, max_num_batched_tokens=budget, max_num_seqs=4)
+    calls = count_encoded(llm)
+    assert llm.collective_rpc(profile) == [[(MAX_ENCODER_LEN, 32)] * count]
+    assert calls == [count, count]
