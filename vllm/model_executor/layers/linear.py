@@ -13,7 +13,6 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn import Parameter
 
@@ -25,28 +24,13 @@ from vllm.distributed import (
     tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
 )
-from vllm.model_executor.custom_op import CustomOp, PluggableLayer
-from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.custom_op import PluggableLayer
+from vllm.model_executor.layers.matmul import UnquantizedGemm, WeightPacking
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
 )
 from vllm.model_executor.utils import set_weight_attrs
-
-
-@CustomOp.register("unquantized_gemm")
-class UnquantizedGemm(CustomOp):
-    """x (..., in) times weight (out, in) transposed, plus bias (out) -> (..., out)."""
-
-    def forward_native(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return F.linear(x, weight, bias)
-
-    def forward_cpu(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return cpu_ops.linear(x, weight, bias)
 
 
 class LinearMethodBase(QuantizeMethodBase):
@@ -78,6 +62,7 @@ class UnquantizedLinearMethod(LinearMethodBase):
 
     def __init__(self) -> None:
         self._gemm = UnquantizedGemm().dispatch_forward()
+        self._packing = WeightPacking().dispatch_forward()
 
     def create_weights(
         self,
@@ -95,6 +80,10 @@ class UnquantizedLinearMethod(LinearMethodBase):
         )
         set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
         layer.register_parameter("weight", weight)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """In place: layers that share the parameter see the packed one."""
+        layer.weight.data = self._packing(layer.weight.data)
 
     def apply(
         self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None

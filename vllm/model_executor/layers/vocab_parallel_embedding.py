@@ -21,7 +21,8 @@ from vllm.distributed import (
     get_tensor_model_parallel_world_size,
     tensor_model_parallel_all_reduce,
 )
-from vllm.model_executor.custom_op import PluggableLayer
+from vllm.model_executor.custom_op import CustomOp, PluggableLayer
+from vllm.model_executor.layers import cpu_ops
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.utils import set_weight_attrs
@@ -29,11 +30,31 @@ from vllm.model_executor.utils import set_weight_attrs
 DEFAULT_VOCAB_PADDING_SIZE = 64
 
 
+@CustomOp.register("embedding_lookup")
+class EmbeddingLookup(CustomOp):
+    """Rows of a table (rows, size) by ids (...) -> (..., size)."""
+
+    def forward_native(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, table)
+
+    def forward_cpu(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return cpu_ops.embedding(ids, table)
+
+
 class UnquantizedEmbeddingMethod(UnquantizedLinearMethod):
-    """Rows in the model's dtype."""
+    """Rows in the model's dtype. Only an output projection is multiplied with, so only its table is
+    packed; an embedding that shares it looks its rows up there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lookup = EmbeddingLookup().dispatch_forward()
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        if isinstance(layer, ParallelLMHead):
+            super().process_weights_after_loading(layer)
 
     def embedding(self, layer: nn.Module, input_: torch.Tensor) -> torch.Tensor:
-        return F.embedding(input_, layer.weight)
+        return self._lookup(input_, layer.weight)
 
 
 def pad_vocab_size(vocab_size: int, pad_to: int = DEFAULT_VOCAB_PADDING_SIZE) -> int:

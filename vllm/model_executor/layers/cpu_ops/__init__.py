@@ -15,6 +15,8 @@
                      key_cache, value_cache, slot_mapping, is_neox=True)
                                     query in place, turned keys and values to their slots
     gemv(x, weight, bias=None, out=None), linear(x, weight, bias=None)
+    can_pack(weight), pack(weight)  a weight in the form that `linear` multiplies fastest
+    embedding(ids, table)           rows of a table, packed or not
 
 Tensors are float32, bfloat16 or float16, all of a call the same; positions, slot_mapping: int64;
 cos_sin_cache: float32 (max_position, rotary_dim); caches: views (NB, BS, H, D). `out` may be x.
@@ -37,6 +39,7 @@ from .ops import (
     rotary_embedding,
     silu_and_mul,
 )
+from .packing import can_pack, embedding, is_packed, pack, unpack
 from .threads import init_threads, num_threads
 
 
@@ -48,17 +51,22 @@ def warmup(dtype: torch.dtype) -> None:
 
 
 __all__ = [
+    "can_pack",
+    "embedding",
     "fused_add_rms_norm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
     "gemv",
     "init_threads",
+    "is_packed",
     "layer_norm",
     "linear",
     "num_threads",
+    "pack",
     "rms_norm",
     "rotary_and_cache",
     "rotary_embedding",
     "silu_and_mul",
+    "unpack",
     "warmup",
 ]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from . import op_args
 from .kernel_library import KernelTable
 from .ops import LIBRARY
+from .packing import is_packed, packed_linear
 from .threads import Arguments, launch, num_threads
 
 # Crossover, measured with 1 and 2 threads on a 2-core AVX512_BF16 machine (Zen 4, weights larger
@@ -66,7 +67,10 @@ def gemv(
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """torch.nn.functional.linear, by whichever product is the faster for so many rows."""
+    """torch.nn.functional.linear, by whichever product is the faster for so many rows; a packed
+    weight has a product of its own."""
+    if is_packed(weight):
+        return packed_linear(x, weight, bias)
     size = x.shape[-1]
     rows = x.numel() // size if size else 0
     few = 0 < rows <= _FEW_ROWS or (0 < rows <= _SOME_ROWS and size <= _SMALL_K)

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from .gate_kernels import make_gate, make_gelu, make_gelu_tanh, make_silu
 from .gemv_kernels import make_gemv
 from .norm_kernels import make_layer_norm, make_rms_norm
+from .packed_kernels import make_embedding, make_packed_gemm
 from .rotary_kernels import make_rotary
 from .simd import Simd
 
 
 def build(simd: Simd) -> dict[str, Callable]:
-    return {
+    kernels = {
         "rms_norm": make_rms_norm(simd),
         "layer_norm": make_layer_norm(simd),
         "silu_and_mul": make_gate(simd, make_silu(simd)),
@@ -23,4 +24,8 @@ def build(simd: Simd) -> dict[str, Callable]:
         "gelu_tanh_and_mul": make_gate(simd, make_gelu_tanh(simd)),
         "rotary": make_rotary(simd),
         "gemv": make_gemv(simd),
+        "embedding": make_embedding(simd),
     }
+    if simd.pairs:
+        kernels["packed_gemm"] = make_packed_gemm(simd)
+    return kernels
