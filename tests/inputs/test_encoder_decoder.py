@@ -131,7 +131,8 @@ def test_a_model_without_a_start_token_is_refused_with_advice(make_processor):
 
 
 BAD_TEXT_PROMPTS = [
-    ("word " * 20, "text is too long: 22 tokens, and this model's encoder takes at most 12"),
+    ("word " * 99, "495 characters are more than the 12 tokens of this model's encoder can hold"),
+    ("a " * 20, "text is too long: 22 tokens, and this model's encoder takes at most 12"),
     ([], "text 0 is empty"),
     ([16], "16 is out of range: the model has 0 to 15"),
     ({"encoder_prompt": "a", "decoder_prompt": [77]}, "77 is out of range"),
@@ -170,8 +171,8 @@ def test_the_longest_encoder_input_is_served(make_processor):
 def test_truncation_is_of_the_encoders_text_from_its_end(make_processor):
     """Fault: the text loses its beginning or its </s>."""
     options = {"truncation": True, "max_length": 4}
-    request = process(make_processor(), "the cat sat on a mat", tokenization_kwargs=options)
-    assert encoder_ids(request) == CAT
+    for text in ("the cat sat on a mat", "the cat " * 99):
+        assert encoder_ids(process(make_processor(), text, tokenization_kwargs=options)) == CAT
     with pytest.raises(ValueError, match="truncate_prompt_tokens is not supported"):
         process(make_processor(), "a", tokenization_kwargs={"truncate_prompt_tokens": 1})
 

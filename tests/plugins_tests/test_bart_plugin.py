@@ -5,8 +5,11 @@ that is built in."""
 from __future__ import annotations
 
 import json
+import socket
 
+import httpx
 import pytest
+from tests.plugins_tests.test_minimal_platform import wait_until_healthy
 from tests.models.bart_dates import examples
 from tests.models.make_bart import FOLDER
 
@@ -92,3 +95,24 @@ def test_it_generates_what_transformers_does(with_plugin):
     assert result["decoder"] == [[2, 0]] * (2 * len(DATES))
     expected = by_transformers(DATES)
     assert result["pairs"] == expected and result["texts"] == expected
+
+
+@pytest.mark.slow
+def test_it_is_served(with_plugin):
+    """Both processes of a server take the plugin's classes: one its processor, one its model."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = ["serve", str(FOLDER), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--dtype", "float32", "--kv-cache-memory-bytes", "8M"]
+    with with_plugin.running("-m", "vllm.entrypoints.cli.main", *command) as server:
+        wait_until_healthy(url, server, with_plugin.log)
+        request = {"prompt": DATES[:2], "return_token_ids": True}
+        answer = httpx.post(f"{url}/v1/completions", json=request, timeout=120)
+        assert answer.status_code == 200, answer.text
+        choices = answer.json()["choices"]
+        assert [choice["token_ids"] for choice in choices] == by_transformers(DATES[:2])
+        assert choices[0]["prompt_token_ids"] == [2, 0]
+        ids = httpx.post(f"{url}/v1/completions", json={"prompt": [0, 5, 2]}, timeout=120)
+        assert ids.status_code == 400 and "text must be a string" in ids.text

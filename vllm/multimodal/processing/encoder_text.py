@@ -8,6 +8,7 @@ Modality "text": a string, or token ids as the tokenizer would make them. The mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
@@ -38,9 +39,18 @@ class TextProcessingInfo(BaseProcessingInfo):
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int] | None:
-        config = self.ctx.model_config.hf_config_dict
-        positions = config.get("max_position_embeddings")
-        return {"text": seq_len if positions is None else positions}
+        return {"text": self.longest_text}
+
+    @cached_property
+    def longest_text(self) -> int:
+        """In tokens."""
+        config = self.ctx.model_config
+        return config.hf_config_dict.get("max_position_embeddings") or config.max_model_len
+
+    @cached_property
+    def max_chars_per_token(self) -> int:
+        """Of the tokenizer's longest token."""
+        return max(map(len, self.get_tokenizer().get_vocab()), default=1)
 
 
 class TextDummyInputsBuilder(BaseDummyInputsBuilder[TextProcessingInfo]):
@@ -91,6 +101,8 @@ class TextEncDecProcessor(EncDecMultiModalProcessor[TextProcessingInfo]):
     ) -> list[int]:
         if isinstance(text, str):
             options = {**self.info.default_tok_params.get_encode_kwargs(), **tok_kwargs}
+            if not options.get("truncation"):
+                self._refuse_far_too_long(text)
             text = self.info.get_tokenizer().encode(text, **options)
         if not text:
             raise ValueError(f"text {index} is empty: it has no tokens for the encoder")
@@ -101,6 +113,15 @@ class TextEncDecProcessor(EncDecMultiModalProcessor[TextProcessingInfo]):
                 f"encoder token id {wrong} is out of range: the model has 0 to {vocab_size - 1}"
             )
         return text
+
+    def _refuse_far_too_long(self, text: str) -> None:
+        """A text of megabytes would keep a core busy only to be refused."""
+        limit = self.info.longest_text
+        if len(text) > limit and len(text) > limit * self.info.max_chars_per_token:
+            raise ValueError(
+                f"the text is too long: {len(text)} characters are more than the {limit} tokens of "
+                "this model's encoder can hold"
+            )
 
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
