@@ -149,7 +149,7 @@ async def reset_prefix_cache(
     reset_external: bool = Query(default=False),
 ) -> Response:
     """Empties the prefix cache: 200, or 409 while requests run. With `reset_running_requests` these
-    start over. `reset_external` is about a connector's cache, of which there is none."""
+    start over. `reset_external` empties what a KV connector stores as well."""
     done = await _engine(raw_request).reset_prefix_cache(reset_running_requests, reset_external)
     if done:
         return Response(status_code=200)
