@@ -128,31 +128,33 @@ async def ask(client: httpx.AsyncClient, url: str, prompt: list[int], hangs_up: 
 
 
 async def run_requests(url: str, prompts: list[list[int]], prefill: Server):
-    """All requests, a few at a time; the prefill server is killed after each part of them."""
+    """All requests, eight at a time, in as many parts as the prefill server has lives: it is killed
+    amidst each part but the last, and is back before the next."""
     rng = random.Random(0)
     seats = asyncio.Semaphore(8)
-    num_ended = 0
+    num_per_life = NUM_REQUESTS // (NUM_KILLS + 1)
+    answers: list[tuple[list[int], object]] = []
 
-    async def one(client: httpx.AsyncClient, prompt: list[int], hangs_up: bool):
-        nonlocal num_ended
+    async def one(client: httpx.AsyncClient, prompt: list[int], hangs_up: bool) -> None:
         async with seats:
-            answer = await ask(client, url, prompt, hangs_up)
-        num_ended += 1
-        return prompt, answer
+            answers.append((prompt, await ask(client, url, prompt, hangs_up)))
 
     async with httpx.AsyncClient() as client:
-        tasks = [
-            asyncio.create_task(one(client, rng.choice(prompts), rng.random() < 0.2))
-            for _ in range(NUM_REQUESTS)
-        ]
-        for number in range(1, NUM_KILLS + 1):
-            while num_ended < number * NUM_REQUESTS // (NUM_KILLS + 2):
-                await asyncio.sleep(0.01)
-            prefill.kill()
-            await asyncio.sleep(rng.uniform(0, 1))
-            prefill.start()
-            await asyncio.to_thread(prefill.wait_until_healthy)
-        return await asyncio.gather(*tasks)
+        for life in range(NUM_KILLS + 1):
+            num_before = len(answers)
+            tasks = [
+                asyncio.create_task(one(client, rng.choice(prompts), rng.random() < 0.2))
+                for _ in range(num_per_life)
+            ]
+            if life < NUM_KILLS:
+                while len(answers) < num_before + num_per_life // 2:
+                    await asyncio.sleep(0.005)
+                prefill.kill()
+                await asyncio.sleep(rng.uniform(0, 0.5))
+                prefill.start()
+                await asyncio.to_thread(prefill.wait_until_healthy)
+            await asyncio.gather(*tasks)
+    return answers
 
 
 def test_kills_and_aborts(tmp_path):
@@ -184,7 +186,11 @@ def test_kills_and_aborts(tmp_path):
         answers = asyncio.run(run_requests(url, prompts, prefill))
         wrong = [(p, a) for p, a in answers if a is not None and a != expected[tuple(p)]]
         assert not wrong, f"{len(wrong)} of {len(answers)}: {wrong[:3]}"
-        assert decode.metric("vllm:nixl_bytes_transferred_count") > 0, "nothing was transferred"
+        assert len(answers) == NUM_REQUESTS
+        # Each life of the prefill server has served some.
+        connections = (tmp_path / "decode.log").read_text().count("NIXL: connected to engine")
+        assert connections == NUM_KILLS + 1
+        assert decode.metric("vllm:nixl_bytes_transferred_count") > NUM_REQUESTS // 8
         for server in (prefill, decode):
             for _ in range(300):  # Leases of what nobody came for run out.
                 if server.metric("vllm:kv_cache_usage_perc") == 0:
