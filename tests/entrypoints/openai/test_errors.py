@@ -48,6 +48,9 @@ def test_bad_prompts(hello_server, prompt, stream):
 
 
 BAD_FIELDS = [
+    # JSON's true is no number, though Python's is.
+    ("n", True), ("seed", False), ("temperature", True), ("top_k", True), ("stop_token_ids", [True]),
+    ("logit_bias", {"1": True}), ("priority", True),
     ("n", 0), ("n", -1), ("n", 10_000), ("n", "x"), ("max_tokens", 0), ("max_tokens", -1),
     ("max_tokens", 1000), ("max_tokens", 10**30), ("max_tokens", "x"), ("temperature", -1),
     ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", "hot"),

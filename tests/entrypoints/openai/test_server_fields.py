@@ -264,7 +264,7 @@ def test_beam_search(server):
 
 def test_beam_search_ends_with_its_client(server):
     """A client that hangs up: every beam ends, and nothing keeps on running."""
-    body = dict(prompt=TEXT, use_beam_search=True, n=4, max_tokens=1500, ignore_eos=True)
+    body = dict(prompt=TEXT, use_beam_search=True, n=4, max_tokens=1000, ignore_eos=True)
     with pytest.raises(httpx.ReadTimeout):
         server.client.post(COMPLETIONS, json=body, timeout=httpx.Timeout(10, read=1.0))
 

@@ -174,3 +174,25 @@ def test_process_mode(make_config):
         while True:
             engine.step()
     engine.shutdown()
+
+
+class GreedyExecutor(EchoExecutor):
+    """Wants more memory than there is."""
+
+    def initialize_from_config(self, kv_cache_configs):
+        raise MemoryError("Unable to allocate 10.9 PiB")
+
+
+def test_too_little_memory_is_said_in_one_line(tokenizer):
+    """What was wanted, and every setting that can be lowered: no traceback of an allocator."""
+    with pytest.raises(ValueError, match=r"10.9 PiB.*--max-num-seqs 7, .*override 999$"):
+        LLM(
+            distributed_executor_backend=GreedyExecutor, max_model_len=64, max_num_seqs=7,
+            num_gpu_blocks_override=999,
+        )  # fmt: skip
+
+
+def test_a_seed_beyond_64_bits_is_named(tokenizer):
+    for seed in (2**64, -(2**64)):
+        with pytest.raises(ValueError, match="seed"):
+            make_llm(seed=seed)

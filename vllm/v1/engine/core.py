@@ -62,6 +62,18 @@ class EngineCore:
             from vllm.v1.executor import Executor
 
             executor_class = Executor.get_class(vllm_config)
+        try:
+            self._build(executor_class, executor_fail_callback)
+        except MemoryError as error:
+            raise ValueError(_too_large(vllm_config, error)) from error
+        vllm_config.seal()
+
+    def _build(
+        self,
+        executor_class: type[Executor],
+        executor_fail_callback: Callable[[], None] | None,
+    ) -> None:
+        vllm_config = self.vllm_config
         adapt_to_connector(vllm_config)
         with startup_timer.phase("executor"):
             self.model_executor = executor_class(vllm_config)
@@ -71,7 +83,6 @@ class EngineCore:
         self.scheduler = self._make_scheduler(kv_cache_config)
         introduce_workers(self.scheduler, self.model_executor)
         self._beam_groups = BeamGroups(self.scheduler, vllm_config.model_config)
-        vllm_config.seal()
 
     def _initialize_kv_caches(self) -> KVCacheConfig:
         """Measures memory, makes the cache, and warms the model up."""
@@ -240,3 +251,17 @@ class EngineCore:
         """Lets go of workers and scheduler."""
         self.scheduler.shutdown()
         self.model_executor.shutdown()
+
+
+def _too_large(vllm_config: VllmConfig, error: MemoryError) -> str:
+    """What to lower when the memory for something is not to be had."""
+    scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
+    sizes = {
+        "--max-num-seqs": scheduler.max_num_seqs,
+        "--max-num-batched-tokens": scheduler.max_num_batched_tokens,
+        "--max-model-len": vllm_config.model_config.max_model_len,
+        "--num-gpu-blocks-override": cache.num_gpu_blocks_override,
+        "--kv-cache-memory-bytes": cache.kv_cache_memory_bytes,
+    }
+    given = ", ".join(f"{flag} {size}" for flag, size in sizes.items() if size is not None)
+    return f"there is not enough memory ({error}): lower one of {given}"

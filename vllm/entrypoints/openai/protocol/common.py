@@ -11,6 +11,7 @@ import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     field_validator,
@@ -29,8 +30,20 @@ from vllm.sampling_params import (
 logger = init_logger(__name__)
 
 # What travels to the engine is msgpack, whose integers have 64 bits.
-Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+def _no_bool(value: Any) -> Any:
+    """`value`, unless it is true or false, which Python takes for 1 and 0.
+
+    Raises:
+        ValueError: it is.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, not {str(value).lower()}")
+    return value
+
+
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_no_bool)]
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), BeforeValidator(_no_bool)]
+Float = Annotated[float, BeforeValidator(_no_bool)]
 _NOT_WITH_BEAMS = ("stream", "stop", "prompt_logprobs", "logprob_token_ids", "kv_transfer_params")
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P, DEFAULT_TOP_K, DEFAULT_MIN_P = 1.0, 1.0, 0, 0.0
 
@@ -196,19 +209,19 @@ class GenerationRequest(RequestFields):
 
     model: str | None = None
     n: Int64 = 1
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Float | None = None
+    top_p: Float | None = None
     top_k: Int32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    min_p: Float | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
+    logit_bias: dict[str, Float] | None = None
     allowed_token_ids: list[Int32] | None = None
     bad_words: list[Text] | None = None
     seed: Int64 | None = None
     use_beam_search: bool = False
-    length_penalty: float | None = None
+    length_penalty: Float | None = None
     early_stopping: bool | Literal["never"] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Int32] | None = None
