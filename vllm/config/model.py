@@ -45,7 +45,7 @@ class ModelConfig:
     """Run code that comes with the model."""
     dtype: ModelDType | Any = "auto"
     """dtype of weights and activations. auto: the config's, or bfloat16 where the device has it."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     """Seed of everything random that no request seeds."""
     hf_config_path: str | None = None
     """Where config.json is; left out: with the model."""
