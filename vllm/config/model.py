@@ -233,13 +233,19 @@ class ModelConfig:
 
     def get_hidden_size(self) -> int:
         """Width of the hidden states."""
-        text = self.hf_text_config_dict
-        return text.get("hidden_size") or text["n_embd"]
+        return self._first_of("hidden_size", "n_embd", "d_model")
 
     def get_total_num_attention_heads(self) -> int:
-        """Query heads of a layer."""
+        """Query heads of a (decoder) layer."""
+        return self._first_of("num_attention_heads", "n_head", "decoder_attention_heads")
+
+    def _first_of(self, *names: str) -> int:
+        """What the config has under one of these names, by which families call the same thing."""
         text = self.hf_text_config_dict
-        return text.get("num_attention_heads") or text["n_head"]
+        found = next((name for name in names if text.get(name)), None)
+        if found is None:
+            raise ValueError(f"the model's config has none of {', '.join(names)}")
+        return text[found]
 
     def get_num_attention_heads(self, parallel_config: ParallelConfig) -> int:
         """Query heads of a layer on one device."""
@@ -261,8 +267,7 @@ class ModelConfig:
 
     def get_total_num_hidden_layers(self) -> int:
         """Layers of the (decoder of the) model."""
-        text = self.hf_text_config_dict
-        return text.get("num_hidden_layers") or text["n_layer"]
+        return self._first_of("num_hidden_layers", "n_layer", "decoder_layers")
 
     def get_num_layers(self, parallel_config: ParallelConfig) -> int:
         """Layers on one pipeline stage."""
