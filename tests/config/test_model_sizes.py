@@ -20,12 +20,20 @@ FAMILIES = {
         encoder_layers=2,
     ),
 }  # fmt: skip
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "bart": "BartForConditionalGeneration",
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sizes(tmp_path: Path, name: str):
     """Guards against a KeyError in whatever asks for a size, such as a KV connector's handshake."""
-    config = {"model_type": name, "vocab_size": 9, "max_position_embeddings": 32, **FAMILIES[name]}
+    config = {
+        "model_type": name, "architectures": [ARCHITECTURES[name]], "vocab_size": 9,
+        "max_position_embeddings": 32, "is_encoder_decoder": name == "bart", **FAMILIES[name],
+    }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     made = ModelConfig(model=str(tmp_path))
     assert made.get_hidden_size() == 64
