@@ -36,7 +36,7 @@ from vllm.transformers_utils.nemotron_parse import PATCHES_PER_TOKEN
 logger = init_logger(__name__)
 
 _NECK_EPS = 1e-6
-# Zero in the decoder's mathematics; further output heads, which one token at a time never asks.
+# The decoder has no positions; further heads would guess several tokens at once.
 _NOT_USED = ("decoder.embed_positions.", "decoder.extra_heads.", "decoder.extra_proj.")
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -171,6 +171,6 @@ class NemotronParseForConditionalGeneration(nn.Module, SupportsMultiModal):
             if name.startswith("encoder."):
                 encoder_weights[name.removeprefix("encoder.")] = tensor
             elif name.startswith(_NOT_USED):
-                logger.debug("the checkpoint's %s is not used", name)
+                logger.info("the checkpoint's %s is not used", name)
             else:
                 yield name, tensor
