@@ -5,6 +5,8 @@ random ones, however the work is cut up and however a prompt is written."""
 from __future__ import annotations
 
 import random
+import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +19,7 @@ from tests.models.make_bart import FOLDER
 from torch import nn
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import BeamSearchParams
 
 NUM_NEW_TOKENS = 14
 START, FORCED_BOS = 2, 0
@@ -163,6 +166,22 @@ def test_defaults_of_the_generation_config(trained):
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     (output,) = trained.generate([DATES[0][0]], params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 20
+
+
+@pytest.mark.parametrize("beam_width", [1, 2, 3, 4])
+def test_beams(trained, beam_width):
+    """The best of the beams is Transformers', for texts of unequal length searched at once."""
+    texts = [text for text, _ in DATES[:6]]
+    params = BeamSearchParams(beam_width=beam_width, max_tokens=14, early_stopping=True)
+    outputs = trained.beam_search(texts, params)
+    tokenizer = trained.get_tokenizer()
+    for text, output in zip(texts, outputs, strict=True):
+        ids = torch.tensor([tokenizer.encode(text)])
+        with torch.inference_mode():
+            expected = trained_model().generate(
+                ids, attention_mask=torch.ones_like(ids), num_beams=beam_width, early_stopping=True
+            )
+        assert output.sequences[0].tokens == expected[0].tolist()
 
 
 # Random models
@@ -315,3 +334,12 @@ def test_no_repeat_ngram_and_lengths_as_transformers(tmp_path):
     outputs = llm.generate([list(text) for text in texts], use_tqdm=False)
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
     assert all(10 <= len(tokens) <= 28 for tokens in expected)
+
+
+def test_the_example(monkeypatch, capsys):
+    """`examples/bart.py` as the documentation shows it."""
+    example = Path(__file__).parents[2] / "examples" / "bart.py"
+    monkeypatch.setattr(sys, "argv", [str(example)])
+    runpy.run_path(str(example), run_name="__main__")
+    answers = [line.rpartition(" -> ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert answers == ["2015-10-21", "1984-03-17", "1999-03-03", "2015-10-21"]
