@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,13 @@ from vllm.beam_search import BeamSearchOutput, output_of
 from vllm.config import AttentionConfig, CompilationConfig, ModelConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.encoder_chat import chat_prompts
+from vllm.entrypoints.llm_inputs import (
+    Message,
+    conversations_of,
+    one_each,
+    prompts_of,
+    with_text_content,
+)
 from vllm.inputs import PromptType, TokensPrompt
 from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-Message = Mapping[str, Any]
 UseTqdm = bool | Callable[..., tqdm]
 
 
@@ -225,7 +231,7 @@ class LLM:
         searching = base.for_beam_search(params)
         if searching.logprobs is None:
             searching.logprobs = 2 * params.beam_width
-        prompts = [prompts] if _is_single_prompt(prompts) else list(prompts)
+        prompts = prompts_of(prompts)
         limit = max(len(prompts), 1) if concurrency_limit is None else concurrency_limit
         if type(limit) is not int or limit < 1:
             raise ValueError(f"concurrency_limit must be an integer of at least 1, not {limit!r}")
@@ -291,7 +297,7 @@ class LLM:
                 "continue_final_message goes on with the last message; pass "
                 "add_generation_prompt=False with it"
             )
-        conversations = [messages] if _is_conversation(messages) else messages
+        conversations = conversations_of(messages)
         tokenizer = self.get_tokenizer()
         encoder_decoder = self.llm_engine.input_processor.encoder_decoder
         if encoder_decoder is not None:
@@ -311,7 +317,7 @@ class LLM:
         prompts = []
         for conversation in conversations:
             text = tokenizer.apply_chat_template(
-                [_with_text_content(message) for message in conversation],
+                [with_text_content(message) for message in conversation],
                 tools=tools,
                 chat_template=chat_template or self.chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -331,11 +337,11 @@ class LLM:
         priority: list[int] | None,
         tokenization_kwargs: dict[str, Any] | None,
     ) -> list[str]:
-        prompts = [prompts] if _is_single_prompt(prompts) else list(prompts)
+        prompts = prompts_of(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        all_params = _one_each("sampling_params", sampling_params, len(prompts), SamplingParams)
-        priorities = _one_each("priority", 0 if priority is None else priority, len(prompts), int)
+        all_params = one_each("sampling_params", sampling_params, len(prompts), SamplingParams)
+        priorities = one_each("priority", 0 if priority is None else priority, len(prompts), int)
         made: list[tuple[EngineCoreRequest, str | None]] = []
         for index, prompt in enumerate(prompts):
             params = all_params[index].clone()
@@ -463,37 +469,3 @@ def _read_template(chat_template: Path | str | None) -> str | None:
         not {"{", "\n"} & set(chat_template) and Path(chat_template).is_file()
     )
     return Path(chat_template).read_text(encoding="utf-8") if is_file else str(chat_template)
-
-
-def _is_single_prompt(prompts: Any) -> bool:
-    """Whether it is one prompt. A list of integers is one: token ids."""
-    if isinstance(prompts, (str, Mapping)):
-        return True
-    return isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], int)
-
-
-def _is_conversation(messages: Any) -> bool:
-    return bool(messages) and isinstance(messages[0], Mapping)
-
-
-def _with_text_content(message: Message) -> Message:
-    """The message with its content as one text, as most templates want it."""
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return message
-    texts = []
-    for part in content:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        if kind != "text":
-            raise ValueError(f"content of type {kind!r} is not supported; supported: text")
-        texts.append(part["text"] if isinstance(part, Mapping) else str(part))
-    return {**message, "content": "\n".join(texts)}
-
-
-def _one_each(name: str, given: Any, count: int, kind: type) -> list[Any]:
-    if isinstance(given, kind):
-        return [given] * count
-    values = list(given)
-    if len(values) != count:
-        raise ValueError(f"there are {count} prompts, but {len(values)} {name}")
-    return values

@@ -52,6 +52,21 @@ class ParsedEncoderDecoderPrompt:
     decoder: ParsedPrompt | None
 
 
+def check_unicode(text: str, what: str) -> None:
+    """
+    Raises:
+        ValueError: `text` holds half of a surrogate pair, which no tokenizer takes.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        character = text[error.start].encode("unicode_escape").decode()
+        raise ValueError(
+            f"{what} is not valid Unicode: {character} at character {error.start} is half of a "
+            "surrogate pair"
+        ) from None
+
+
 def parse_prompt(prompt: PromptType) -> ParsedPrompt:
     """A prompt in any of the forms that stand for one.
 
@@ -59,6 +74,7 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
         ValueError: it is in none of them; says which there are.
     """
     if isinstance(prompt, str):
+        check_unicode(prompt, "the prompt")
         return ParsedPrompt(prompt, None)
     if isinstance(prompt, list):
         return ParsedPrompt(None, prompt)
@@ -73,6 +89,7 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
         raise ValueError("a prompt dict needs `prompt` or `prompt_token_ids`")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"`prompt` must be a string, not {type(text).__name__}")
+    check_unicode(text or "", "`prompt`")
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError("cache_salt must be a non-empty string")

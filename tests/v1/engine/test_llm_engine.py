@@ -196,3 +196,28 @@ def test_a_seed_beyond_64_bits_is_named(tokenizer):
     for seed in (2**64, -(2**64)):
         with pytest.raises(ValueError, match="seed"):
             make_llm(seed=seed)
+
+
+@pytest.mark.parametrize("call, error, says", [
+    (lambda llm: llm.generate(None), TypeError, "prompts must be .*not None"),
+    (lambda llm: llm.generate(3), TypeError, "prompts must be .*not int"),
+    (lambda llm: llm.generate([None]), ValueError, "prompt 0: a prompt must be"),
+    (lambda llm: llm.generate("a\ud800"), ValueError, r"prompt 0: .*ud800 at character 1"),
+    (lambda llm: llm.generate({"prompt": "\ud800"}), ValueError, "not valid Unicode"),
+    (lambda llm: llm.generate("a", {"n": 2}), TypeError, "SamplingParams or a list of it, not dict"),
+    (lambda llm: llm.generate(["a"], [None]), TypeError, "sampling_params must be .*not None"),
+    (lambda llm: llm.generate(["a"], priority=["x"]), TypeError, "priority must be int"),
+    (lambda llm: llm.chat([]), ValueError, "conversation is empty"),
+    (lambda llm: llm.chat([[]]), ValueError, "conversation is empty"),
+    (lambda llm: llm.chat(None), TypeError, "messages must be a list .*not None"),
+    (lambda llm: llm.chat("hello"), TypeError, "messages must be a list .*not str"),
+    (lambda llm: llm.chat(["hello"]), TypeError, "conversation must be a list .*not str"),
+    (lambda llm: llm.chat([{"role": "user", "content": "\udfff"}]), ValueError, "not valid Unicode"),
+    (lambda llm: llm.chat([{"role": "user", "content": 3}]), ValueError, "content must be a text"),
+    (lambda llm: llm.chat([{"role": "user", "content": [{"type": "text"}]}]), ValueError, "part's"),
+])  # fmt: skip
+def test_what_is_no_prompt_is_said_plainly(llm, call, error, says):
+    """Nothing raw from below, and nothing is left behind."""
+    with pytest.raises(error, match=says):
+        call(llm)
+    assert not llm.llm_engine.has_unfinished_requests()
