@@ -25,6 +25,7 @@ SHARED_BRIEF_HELP = """\
   --dtype, --seed             bfloat16, float32, ...; the seed of the prompts
   --compare transformers      measure this peer too, in turn
   --peer-cache                its KV cache: auto, dynamic, static, compiled
+  --profile                   milliseconds a step, part by part
   --json, --output-json FILE  results as JSON
 
 More, the engine's flags among them: --help=all, --help=listgroup, --help=WORD"""
@@ -70,6 +71,11 @@ def add_shared_args(parser: FlexibleArgumentParser) -> None:
         action="store_true",
         help="Leave text out: token ids are the output. With --compare it is always so.",
     )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="Run each workload once more and print the milliseconds a step that each part takes.",
+    )
     EngineArgs.add_cli_args(parser)
     # The same prompts every round: cached prefixes would make prompts free.
     parser.set_defaults(enable_prefix_caching=False, disable_log_stats=True)
@@ -85,6 +91,8 @@ def validate_shared_args(args: argparse.Namespace) -> None:
         raise ValueError("--peer-cache has an effect only with --compare transformers")
     if not 0 <= args.random_range_ratio < 1:
         raise ValueError("--random-range-ratio must be at least 0 and less than 1")
+    if args.compare and args.profile:
+        raise ValueError("--profile is of this engine alone: leave --compare out")
     if args.compare and args.enable_prefix_caching:
         raise ValueError("--enable-prefix-caching with --compare would time prompts not computed")
 

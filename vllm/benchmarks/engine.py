@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from vllm.benchmarks.workload import Workload
 
 if TYPE_CHECKING:
+    from vllm.benchmarks.step_profile import StepProfile
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -109,15 +110,23 @@ class VllmEngine:
         seconds = time.perf_counter() - began
         return Run(seconds, tuple(tuple(output.outputs[0].token_ids) for output in outputs))
 
+    def profile(self, workload: Workload) -> StepProfile:
+        """Where the time of a run's steps goes.
+
+        Raises:
+            ValueError: the engine core runs in a process of its own.
+        """
+        from vllm.benchmarks.step_profile import profile_steps
+
+        return profile_steps(self._llm, lambda: self.run(workload))
+
     def weight_bytes(self) -> int:
         """Bytes of the parameters, those that are shared once.
 
         Raises:
             TypeError: the engine core runs in a process of its own.
         """
-        return self._llm.apply_model(
-            lambda model: sum(p.nbytes for p in model.parameters())
-        )[0]
+        return self._llm.apply_model(lambda model: sum(p.nbytes for p in model.parameters()))[0]
 
     def info(self) -> EngineInfo:
         import torch
@@ -126,4 +135,6 @@ class VllmEngine:
 
         settings = "" if self._detokenize else "token ids out"
         weights = f", {self._quantization} weights" if self._quantization else ""
-        return EngineInfo(self.name, __version__, self._dtype + weights, torch.get_num_threads(), settings)
+        return EngineInfo(
+            self.name, __version__, self._dtype + weights, torch.get_num_threads(), settings
+        )

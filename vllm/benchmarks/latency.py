@@ -11,7 +11,7 @@ import numpy as np
 
 from vllm.benchmarks import cli_args, report
 from vllm.benchmarks.compare import checked_run, compare
-from vllm.benchmarks.engine import BenchEngine
+from vllm.benchmarks.engine import VllmEngine
 from vllm.benchmarks.process import engine_processes
 from vllm.benchmarks.workload import Workload
 from vllm.engine.arg_utils import EngineArgs
@@ -107,7 +107,7 @@ def _compare(
 
 
 def _measure(
-    args: argparse.Namespace, engine: BenchEngine, workload: Workload
+    args: argparse.Namespace, engine: VllmEngine, workload: Workload
 ) -> tuple[str, dict[str, Any]]:
     from tqdm import tqdm
 
@@ -122,9 +122,13 @@ def _measure(
     percentiles = dict(zip(_PERCENTILES, values, strict=True))
     lines = [report.workload_line(workload), f"Avg latency: {statistics.mean(seconds):.4f} seconds"]
     lines += [f"{p}% percentile latency: {value:.4f} seconds" for p, value in percentiles.items()]
+    profile = engine.profile(workload) if args.profile else None
+    if profile is not None:
+        lines.append(profile.text())
     return "\n".join(lines), {
         "benchmark": "latency",
         **report.workload_json(workload),
+        **({} if profile is None else {"profile_milliseconds": profile.milliseconds}),
         "avg_latency": statistics.mean(seconds),
         "latencies": seconds,
         "percentiles": percentiles,

@@ -108,4 +108,8 @@ def _measure(
         f"{result['tokens_per_second']:.2f} total tokens/s, "
         f"{result['output_tokens_per_second']:.2f} output tokens/s"
     )
+    if args.profile:
+        profile = engine.profile(workload)
+        result["profile_milliseconds"] = profile.milliseconds
+        text += f"\n{profile.text()}"
     return text, result
