@@ -38,6 +38,9 @@ BENCHMARKS = {
     "kernels": _Benchmark(
         "vllm.benchmarks.kernels", "Attention of one layer, beside torch's, by the bandwidth."
     ),
+    "kv-transfer": _Benchmark(
+        "vllm.benchmarks.kv_transfer", "Pages of one process read by another, beside a plain READ."
+    ),
     "latency": _Benchmark("vllm.benchmarks.latency", "How long one batch takes, start to end."),
     "serve": _Benchmark("vllm.benchmarks.serve", "A running server under load, by its clients."),
     "throughput": _Benchmark(

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgent
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
     KVLayoutMismatch,
     Paging,
+    Runs,
     blocks_as_pages,
     check_convertible,
     piece_runs,
@@ -55,7 +56,7 @@ class LayerPair:
     remote: RegisteredLayer
     raw: torch.Tensor
 
-    @property
+    @cached_property
     def pagings(self) -> tuple[Paging, Paging]:
         """Here and there."""
         return Paging.of(self.local.geometry), Paging.of(self.remote.geometry)
@@ -69,7 +70,18 @@ class LayerPair:
         runs = piece_runs(ours, theirs, 0, 0)
         return runs.nbytes < MIN_RUN_BYTES * len(runs.length)
 
-    @property
+    @cached_property
+    def _runs(self) -> dict[tuple[int, int], Runs]:
+        return {}
+
+    def runs(self, local_token: int, remote_token: int) -> Runs:
+        """`piece_runs`, found once: each request needs them again."""
+        places = local_token, remote_token
+        if places not in self._runs:
+            self._runs[places] = piece_runs(self.local.geometry, self.remote.geometry, *places)
+        return self._runs[places]
+
+    @cached_property
     def staged_block_nbytes(self) -> int:
         """Bytes of one of the peer's kernel blocks."""
         return blocks_as_pages(self.remote.geometry).payload

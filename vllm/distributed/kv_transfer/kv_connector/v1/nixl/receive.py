@@ -19,7 +19,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
     Pieces,
     Runs,
     match_pages,
-    piece_runs,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import LayerPair, Peer
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import (
@@ -182,7 +181,7 @@ def _direct_runs(pair: LayerPair, pieces: Pieces) -> Runs:
     ours, theirs = pair.local.geometry, pair.remote.geometry
     columns = []
     for local_token, remote_token, local_blocks, remote_blocks in pieces.by_tokens():
-        runs = piece_runs(ours, theirs, local_token, remote_token)
+        runs = pair.runs(local_token, remote_token)
         local = pair.local.base + ours.offset + local_blocks * ours.dim("block").stride
         remote = pair.remote.base + theirs.offset + remote_blocks * theirs.dim("block").stride
         to = (local[:, None] + runs.local).reshape(-1)
