@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards the KV caches of an installed vLLM.
+
+`register` is called by vLLM in each of its processes, as one of its general plugins. It wraps one
+method, `WorkerWrapperBase.initialize_from_config`, which every worker of every device goes through
+once: when that has made and bound the caches, the real tensors are looked at. Nothing runs per step.
+"""
+
+import logging
+import os
+import sys
+
+MODES = ("log", "warn", "refuse", "off")
+HOOKED_MODULE, HOOKED = "vllm.v1.worker.worker_base", "WorkerWrapperBase.initialize_from_config"
+# Of vLLM, first and last, as major.minor.
+KNOWN_RELEASES = ((0, 24), (0, 33))
+
+logger = logging.getLogger("vllm.kv_guard")
+
+
+def mode() -> str:
+    """`VLLM_KV_GUARD`: log (one line), warn (a warning if caches collide, the default), refuse (the
+    start fails), off.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    value = os.environ.get("VLLM_KV_GUARD", "warn").lower()
+    if value not in MODES:
+        raise ValueError(f"VLLM_KV_GUARD={value}: one of {', '.join(MODES)}")
+    return value
+
+
+def register() -> None:
+    """Wraps the hooked method; once in a process, however often it is called."""
+    if mode() == "off":
+        return
+    try:
+        from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+        original = WorkerWrapperBase.initialize_from_config
+    except (ImportError, AttributeError) as error:
+        logger.warning("KV guard: off, this vLLM has no %s.%s (%s)", HOOKED_MODULE, HOOKED, error)
+        return
+    if getattr(original, "is_kv_guard", False):
+        return
+
+    def initialize_from_config(self, kv_cache_configs, *args, **kwargs):
+        result = original(self, kv_cache_configs, *args, **kwargs)
+        guard(self.worker, kv_cache_configs[getattr(self, "global_rank", 0) or 0])
+        return result
+
+    initialize_from_config.is_kv_guard = True
+    WorkerWrapperBase.initialize_from_config = initialize_from_config
+
+
+def guard(worker, kv_cache_config) -> None:
+    """Looks at the caches of `worker`, and says or does what the mode asks for.
+
+    Raises:
+        RuntimeError: caches collide, and the mode is refuse.
+    """
+    from vllm_kv_guard.findings import Report, examine
+
+    try:
+        report = examine(worker, kv_cache_config)
+    except Exception as error:  # A guard must not take down what it guards.
+        report = Report(unknown=[f"{type(error).__name__}: {error}"])
+    text = f"KV guard: {report.line()}{_release_note()}"
+    if report.is_sound or mode() == "log":
+        # vLLM configures its own loggers; a plugin's would be silent below a warning.
+        _vllm_logger().info(text)
+        return
+    if mode() == "refuse" and report.conflicts:
+        raise RuntimeError(f"{text}. VLLM_KV_GUARD=warn starts all the same")
+    _vllm_logger().warning(text)
+
+
+def _vllm_logger():
+    from vllm.logger import init_logger
+
+    return init_logger("vllm.kv_guard")
+
+
+def _release_note() -> str:
+    version = getattr(sys.modules.get("vllm"), "__version__", "unknown")
+    try:
+        release = tuple(int(part) for part in version.split(".")[:2])
+    except ValueError:
+        release = (0, 0)
+    if KNOWN_RELEASES[0] <= release <= KNOWN_RELEASES[1]:
+        return ""
+    return f" (vLLM {version} is not known to this guard; what it says may be wrong)"

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a worker with bound caches to findings: which layers share memory, and whether they may."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from vllm_kv_guard.caches import LayerCache, layer_caches
+from vllm_kv_guard.kv_cache_geometry import Allocation, KVCacheConflict, LayerPlace
+
+
+@dataclass
+class Report:
+    """What was found. `unknown`: layers, or more, that could not be looked at, with the reason."""
+
+    num_layers: int = 0
+    num_allocations: int = 0
+    kinds: Counter = field(default_factory=Counter)
+    conflicts: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """All was looked at, and nothing collides."""
+        return not self.conflicts and not self.unknown
+
+    def line(self) -> str:
+        """All of it, for the log."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+        seen = (
+            f"{self.num_layers} layers in {self.num_allocations} allocations ({kinds}; "
+            f"{1000 * self.seconds:.0f} ms)"
+        )
+        words = []
+        if self.conflicts:
+            words.append(f"KV CACHES ARE WRONG: {'; '.join(self.conflicts)}")
+        if self.unknown:
+            words.append(f"not looked at: {'; '.join(self.unknown)}")
+        return f"{seen}: {'. '.join(words) or 'no two share bytes they must not'}"
+
+
+def examine(worker, kv_cache_config) -> Report:
+    """Looks at every cache of `worker`, a vLLM worker that has bound them. Reads shapes and strides
+    only; no device does anything."""
+    start = time.perf_counter()
+    report = Report()
+    caches = []
+    for found in layer_caches(worker, kv_cache_config):
+        if isinstance(found, str):
+            report.unknown.append(found)
+        else:
+            caches.append(found)
+    report.num_layers = len({cache.layer for cache in caches})
+    report.kinds = Counter(cache.kind for cache in caches)
+    allocations = list(_allocations(caches))
+    report.num_allocations = len(allocations)
+    report.conflicts += [cache.mis_stride for cache in caches if cache.mis_stride]
+    for allocation in allocations:
+        try:
+            allocation.check()
+        except KVCacheConflict as conflict:
+            report.conflicts.append(f"{conflict} [{_backends(allocation, caches)}]")
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def _allocations(caches: Iterable[LayerCache]) -> Iterator[Allocation]:
+    """One for each storage that caches lie in."""
+    sizes: dict[int, int] = {}
+    places: dict[int, dict[str, LayerPlace]] = {}
+    for cache in caches:
+        storage = cache.tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        place = LayerPlace(cache.group, cache.alias_of, cache.geometry)
+        places.setdefault(storage.data_ptr(), {})[cache.name] = place
+    for pointer, layers in places.items():
+        yield Allocation(sizes[pointer], layers)
+
+
+def _backends(allocation: Allocation, caches: Iterable[LayerCache]) -> str:
+    names = {cache.backend for cache in caches if cache.name in allocation.layers}
+    return f"backends: {', '.join(sorted(names))}"

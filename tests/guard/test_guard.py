@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guard for stock vLLM, installed alone as its users do: what it says of caches, and how it hooks
+in. Its cases run on this tree; `guard/README.md` has what they gave on releases of upstream."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RIGHT = (
+    "blocks-first beside blocks-first",
+    "blocks-first beside K/V-first",
+    "HND blocks-first beside K/V-first",
+    "fused of 1 head beside K/V-first",
+    "fused of 2 heads beside K/V-first",
+)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the package as pip builds it, its geometry inside."""
+    folder = tmp_path_factory.mktemp("guard")
+    source = folder / "source" / "guard"
+    for name in ("vllm/v1/kv_cache_geometry", "vllm/utils", "guard"):
+        for path in (ROOT / name).rglob("*"):
+            if path.suffix in (".py", ".toml", ".md") and "build" not in path.parts:
+                copy = folder / "source" / path.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(folder / "site")]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    return folder / "site"
+
+
+def run(installed: Path, *command: str, **environment: str) -> subprocess.CompletedProcess:
+    path = os.pathsep.join([str(installed), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, *command],
+        env=os.environ | {"PYTHONPATH": path} | environment,
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_what_it_says_of_this_trees_caches(installed):
+    """All that is aligned is right, and the one pair that nothing aligned is found, by name. A guard
+    that finds nothing, or always something, is worth nothing."""
+    done = run(installed, str(ROOT / "guard" / "tests" / "cases.py"))
+    line = next(x for x in done.stdout.splitlines() if x.startswith("CASES "))
+    said = json.loads(line.removeprefix("CASES "))
+    assert {case: said.pop(case) for case in RIGHT} == dict.fromkeys(RIGHT, "right")
+    (wrong,) = said.values()
+    assert "page 0 of layer layers.0.attn and page 2 of layer layers.1.attn share bytes" in wrong
+    assert "backends: BlocksFirst, KVFirst" in wrong
+
+
+_FAKE = """
+import logging, sys, types
+class Wrapper:
+    worker, global_rank = "worker", 0
+    def initialize_from_config(self, kv_cache_configs):
+        print("ORIGINAL", kv_cache_configs)
+        return "result"
+def module(name, **names):
+    sys.modules[name] = types.ModuleType(name)
+    vars(sys.modules[name]).update(names)
+module("vllm", __version__="{version}", __path__=[])
+module("vllm.v1", __path__=[]); module("vllm.v1.worker", __path__=[])
+module("vllm.logger", init_logger=logging.getLogger)
+module("vllm.v1.worker.worker_base", **({{"WorkerWrapperBase": Wrapper}} if {has_hook} else {{}}))
+logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
+import vllm_kv_guard, vllm_kv_guard.findings as findings
+findings.examine = lambda worker, config: findings.Report(conflicts={conflicts})
+vllm_kv_guard.register(); vllm_kv_guard.register()
+print("RESULT", Wrapper().initialize_from_config(["config"]))
+"""
+
+
+def start(installed: Path, mode: str, conflicts=(), version="0.28.0", has_hook=True):
+    program = _FAKE.format(conflicts=list(conflicts), version=version, has_hook=has_hook)
+    return run(installed, "-c", program, VLLM_KV_GUARD=mode)
+
+
+def test_modes(installed):
+    """Hooked once, however often it is registered; the worker's own result comes through."""
+    for mode, level in (("log", "INFO"), ("warn", "WARNING")):
+        said = start(installed, mode, ["a and b collide"]).stdout
+        assert said.count("ORIGINAL ['config']") == 1 and "RESULT result" in said
+        assert said.count("KV guard:") == 1 and f"{level} KV guard:" in said
+        assert "a and b collide" in said
+    refused = start(installed, "refuse", ["a and b collide"])
+    assert refused.returncode and "a and b collide" in refused.stderr
+    assert "INFO KV guard:" in start(installed, "refuse").stdout
+    assert "KV guard" not in start(installed, "off", ["a and b collide"]).stdout
+    wrong = start(installed, "loud")
+    assert "VLLM_KV_GUARD=loud: one of log, warn, refuse, off" in wrong.stderr
+
+
+def test_a_vllm_that_it_does_not_know(installed):
+    """Said in one line; the start goes on."""
+    assert "not known to this guard" in start(installed, "warn", version="0.99.1").stdout
+    assert "not known" not in start(installed, "warn", version="0.26.1").stdout
+    said = start(installed, "refuse", has_hook=False)
+    assert "this vLLM has no vllm.v1.worker.worker_base" in said.stdout and "RESULT" in said.stdout
