@@ -184,6 +184,13 @@ def test_beams(trained, beam_width):
         assert output.sequences[0].tokens == expected[0].tolist()
 
 
+def test_sizes_are_the_decoders(trained):
+    """What plugins ask of a config, by the names that BART gives them."""
+    config = trained.model_config
+    sizes = config.get_hidden_size(), config.get_head_size(), config.get_total_num_hidden_layers()
+    assert sizes == (128, 32, 2)
+
+
 # Random models
 
 
