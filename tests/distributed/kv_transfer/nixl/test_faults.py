@@ -174,6 +174,47 @@ def test_peers_that_do_not_fit_are_refused_by_name(ends, caplog_vllm):  # noqa: 
     assert decode.invalid == {3, 1}
 
 
+@pytest.mark.parametrize("host", ["no host", "", "*", "localhost/x"])
+def test_an_address_that_is_none(ends, host):  # noqa: F811
+    """Addresses come with requests. Guards against one that ends the engine."""
+    decode, prefill = ends(LAYOUT), ends(LAYOUT)
+    meta = ReqMeta(([1],), (16,), RemoteMeta(([1],), host, 1, "e", "a"))
+    decode.step(reqs_to_recv={"a": meta})
+    step_until(lambda: decode.received == {"a"}, decode)
+    assert decode.invalid == {1}
+    prefill.keep("b")
+    read(decode, prefill, ([2],), ([1],), (16,), "b")
+    assert decode.invalid == {1}
+
+
+def test_a_peer_that_describes_what_is_no_cache(ends):  # noqa: F811
+    """A handshake whose layers have no tokens. Guards against one that ends the engine."""
+    decode, prefill = ends(LAYOUT), ends(LAYOUT)
+    server = prefill.worker._server
+    said = msgspec.msgpack.decode(server._metadata)
+    for layer in said["layers"]:
+        layer["geometry"]["dims"] = []
+    server._metadata = msgspec.msgpack.encode(said)
+    ask(decode, prefill, "a")
+    step_until(lambda: decode.received == {"a"}, decode, prefill)
+    assert decode.invalid == {3, 1}
+
+
+def test_two_requests_that_name_one_of_the_peers(ends):  # noqa: F811
+    """Its pages are freed when the first has read them: each is told of its own question. Guards
+    against taking what the second read later for what was kept."""
+    decode, prefill = ends(LAYOUT), ends(LAYOUT)
+    prefill.keep("r")
+    metas = {
+        name: ReqMeta(([page],), (16,), prefill.remote(([5],), "r"))
+        for name, page in (("a", 3), ("b", 1))
+    }
+    decode.step(reqs_to_recv=metas)
+    step_until(lambda: decode.received == {"a", "b"}, decode, prefill)
+    assert decode.invalid == {1}
+    step_until(lambda: prefill.sent == {"r"}, prefill)
+
+
 def test_junk_on_the_side_channel_harms_nobody(ends):  # noqa: F811
     """Bytes that are no message, and one too large."""
     decode, prefill = ends(LAYOUT), ends(LAYOUT)

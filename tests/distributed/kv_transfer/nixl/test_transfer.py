@@ -268,4 +268,3 @@ def test_bytes_of_a_head_slice(machines):
         runs = slice_runs(local, remote, part, [(0, 0)])
         starts = (runs.remote - remote.raw.data_ptr()) // 4
         assert starts.tolist() == list(elements) and (runs.length // 4).tolist() == [64, 64]
-

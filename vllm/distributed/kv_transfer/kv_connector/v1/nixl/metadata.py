@@ -132,6 +132,8 @@ class RemoteMeta:
         groups = params.get("remote_block_ids")
         if not wrong and not all(_are_page_ids(group) for group in groups):
             wrong = ["remote_block_ids"]
+        if not wrong and not _is_port(params["remote_port"]):
+            wrong = ["remote_port"]
         if wrong:
             raise ValueError(
                 f"kv_transfer_params with do_remote_prefill lacks {', '.join(wrong)}, as the "
@@ -144,6 +146,10 @@ class RemoteMeta:
             params["remote_engine_id"],
             params["remote_request_id"],
         )
+
+
+def _is_port(port: int) -> bool:
+    return type(port) is int and 0 < port < 1 << 16
 
 
 def _are_page_ids(group: Any) -> bool:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.side_channel import (
     GetMetadata,
     Handshake,
     Refused,
+    Release,
     Released,
     SideChannelClient,
 )
@@ -158,6 +160,9 @@ class Peer:
         self._agent = agent
         self._pair = pair
         self._deadline = time.monotonic() + seconds
+        # What was released and not answered yet, by the peer's request id, in order: several of our
+        # requests may name one of the peer's.
+        self._asked: dict[str, deque[Receive | None]] = {}
         self.channel = SideChannelClient(*self.address)
         self.channel.send(GetMetadata(compatibility_hash, self.engine_id))
 
@@ -197,15 +202,32 @@ class Peer:
             self.memory = Memory(metadata.mem_type, metadata.device_id)
             self.num_blocks = metadata.num_blocks
             self.agent_name = self._agent.add_peer(metadata.agent_metadata)
-        except (msgspec.MsgspecError, ValueError, TransferError) as error:
+            staged = sum(layer.is_staged for group in self.groups for layer in group.layers)
+        except Exception as error:  # Whatever a peer says of itself, it harms that peer alone.
+            if not isinstance(error, msgspec.MsgspecError | ValueError | TransferError):
+                logger.exception("NIXL: the handshake with %s", self)
             raise PeerLost(f"{self} does not fit: {error}") from error
         self.is_ready = True
-        staged = sum(layer.is_staged for group in self.groups for layer in group.layers)
         logger.info(
             "NIXL: connected to %s: %d pages, %s; %d of %d layers are received as they are and "
             "converted", self, metadata.num_blocks, metadata.attn_backend_name, staged,
             sum(len(group.layers) for group in self.groups),
         )  # fmt: skip
+
+    def release(self, request_id: str, receive: Receive | None = None) -> None:
+        """The peer's pages of a request are needed no more. `receive` waits for the answer."""
+        self._asked.setdefault(request_id, deque()).append(receive)
+        self.channel.send(Release(self.engine_id, request_id))
+
+    def answered(self, answer: Released) -> Receive | None:
+        """What waits for this answer, and for no other; None: nothing does any more."""
+        asked = self._asked.get(answer.request_id)
+        receive = asked.popleft() if asked else None
+        if not asked:
+            self._asked.pop(answer.request_id, None)
+        if receive is None or self.receives.get(receive.request_id) is not receive:
+            return None
+        return receive
 
     def close(self) -> None:
         """Forgets the peer."""
@@ -233,4 +255,3 @@ class Peer:
         """Bytes; 0: nothing is staged."""
         layers = (layer for group in self.groups for layer in group.layers)
         return max((one.staged_block_nbytes for one in layers if one.is_staged), default=0)
-

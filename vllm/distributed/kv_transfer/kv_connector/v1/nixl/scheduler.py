@@ -83,12 +83,14 @@ class NixlConnectorScheduler:
         """All tokens of the prompt that the peer has computed, if there is a peer."""
         if request.request_id not in self._to_load:
             return 0, False
-        num_tokens = request.num_prompt_tokens
-        told = request.kv_transfer_params.get("remote_num_tokens")
-        if type(told) is int:
-            num_tokens = min(num_tokens, told)
-        num_new = max(num_tokens - num_computed_tokens, 0)
+        num_new = max(self._num_remote_tokens(request) - num_computed_tokens, 0)
         return num_new, num_new > 0
+
+    def _num_remote_tokens(self, request: Request) -> int:
+        """Tokens of the prompt that the peer has, from the first on."""
+        told = request.kv_transfer_params.get("remote_num_tokens")
+        num_tokens = request.num_prompt_tokens
+        return min(num_tokens, told) if type(told) is int else num_tokens
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
@@ -106,8 +108,7 @@ class NixlConnectorScheduler:
             [0 if block.is_null or block.block_hash is not None else block.block_id for block in group]
             for group in blocks.blocks
         )
-        num_cached = request.num_tokens - num_external_tokens
-        end = num_external_tokens + max(num_cached, 0)
+        end = self._num_remote_tokens(request)
         num_encoder = sum(
             request.get_num_encoder_embeds(i) for i in range(len(request.mm_features))
         )

@@ -189,7 +189,8 @@ class SideChannelServer:
 
     def _release(self, peer: bytes, request_id: str, is_mine: bool) -> None:
         held = self._leases.release(request_id) if is_mine else False
-        if held is None and len(self._parked) < _MAX_PARKED:
+        is_new = (peer, request_id) not in self._parked
+        if held is None and is_new and len(self._parked) < _MAX_PARKED:
             # The response overtook the step that makes the lease known.
             self._parked[peer, request_id] = time.monotonic() + self._leases.seconds
         else:
@@ -221,7 +222,10 @@ class SideChannelClient:
             zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         )
         self._was_lost = False
-        self._socket.connect(f"tcp://{host}:{port}")
+        try:
+            self._socket.connect(f"tcp://{host}:{port}")
+        except zmq.ZMQError:  # No address: requests say where their pages are.
+            self._was_lost = True
 
     def send(self, question: Question) -> None:
         """Queues a message; a peer that takes none is lost."""
@@ -253,4 +257,3 @@ class SideChannelClient:
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()
-

@@ -132,5 +132,3 @@ class NixlPromMetrics(KVConnectorPromMetrics):
                 histogram[engine_idx].observe(value)
         for key, counter in self._counters.items():
             counter[engine_idx].inc(transfer_stats_data[key])
-
-

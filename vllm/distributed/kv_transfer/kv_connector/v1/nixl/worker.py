@@ -27,7 +27,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.registration import plan_
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.regions import Region
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.side_channel import (
     Heartbeat,
-    Release,
     Released,
     SideChannelServer,
 )
@@ -153,7 +152,7 @@ class NixlBaseConnectorWorker:
             self.leases.hold(request_id, deadline)
         self._poll_peers()
         for remote in metadata.reqs_to_release.values():
-            self._release(self._peer(remote), remote)
+            self._peer(remote).release(remote.request_id)
         for engine_id, info in metadata.heartbeats.items():
             remote = RemoteMeta((), info.host, info.port, engine_id, "")
             self._peer(remote).channel.send(Heartbeat(engine_id, sorted(info.req_ids)))
@@ -215,14 +214,13 @@ class NixlBaseConnectorWorker:
                 self._take_answer(peer, answer)
 
     def _take_answer(self, peer: Peer, answer: Released) -> None:
-        waiting = [r for r in peer.receives.values() if r.is_released]
-        for receive in waiting:
-            if receive.meta.remote.request_id != answer.request_id:
-                continue
-            if answer.held:
-                self._succeed(peer, receive)
-            else:
-                self._fail(peer, receive, "its pages were freed before they were read")
+        receive = peer.answered(answer)
+        if receive is None:
+            return
+        if answer.held:
+            self._succeed(peer, receive)
+        else:
+            self._fail(peer, receive, "its pages were freed before they were read")
 
     def _drop(self, peer: Peer, reason: str) -> None:
         """Forgets a peer; what it was to send does not come."""
@@ -231,9 +229,6 @@ class NixlBaseConnectorWorker:
         for receive in list(peer.receives.values()):
             self._fail(peer, receive, reason, tell_peer=False)
         peer.close()
-
-    def _release(self, peer: Peer, remote: RemoteMeta) -> None:
-        peer.channel.send(Release(peer.engine_id, remote.request_id))
 
     # --- Reads ---
 
@@ -267,7 +262,7 @@ class NixlBaseConnectorWorker:
             pass
         elif receive.advance(self.agent, peer, self._make_staging):
             receive.is_released = True
-            self._release(peer, receive.meta.remote)
+            peer.release(receive.meta.remote.request_id, receive)
         if time.monotonic() > receive.deadline:
             raise TransferError(f"not done within {self.options.timeout_seconds:g} s")
 
@@ -311,7 +306,7 @@ class NixlBaseConnectorWorker:
         del peer.receives[receive.request_id]
         self._invalid_pages |= receive.wanted_pages
         if tell_peer and not receive.is_released:
-            self._release(peer, receive.meta.remote)
+            peer.release(receive.meta.remote.request_id)
         if receive.cancel(self._make_staging):
             self._done_receiving.add(receive.request_id)
         else:
