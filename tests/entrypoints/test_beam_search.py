@@ -182,6 +182,27 @@ def test_beams_beside_other_requests(pair):
         )
 
 
+def test_searches_of_several_widths_where_rows_are_few(pair):
+    """Fault: the beams of a search run in several steps, beside searches and requests that ask for
+    more logprobs, get rows of several lengths, and the engine dies of them."""
+    _, llm = pair
+    prompts = [list(p) for p in make_prompts()[:3]]
+    widths, params = (2, 5, 3), SamplingParams()
+    beams = [params.for_beam_search(BeamSearchParams(width, NUM_TOKENS)) for width in widths]
+    alone = [
+        llm.generate(prompt, of_one, use_tqdm=False)[0] for prompt, of_one in zip(prompts, beams)
+    ]
+    few_rows = make_llm(llm.model_config.model, disable_log_stats=True, max_num_seqs=4)
+    many_logprobs = SamplingParams(max_tokens=30, logprobs=20, ignore_eos=True)
+    *together, _ = few_rows.generate(
+        [*prompts, prompts[0]], [*beams, many_logprobs], use_tqdm=False
+    )
+    for made, wanted in zip(together, alone):
+        assert [o.token_ids for o in made.outputs] == [o.token_ids for o in wanted.outputs]
+        scores = [o.beam_score for o in wanted.outputs]
+        assert [o.beam_score for o in made.outputs] == pytest.approx(scores)
+
+
 def test_few_tokens_allowed(pair):
     """Fewer sequences than beams, each of them once; none at all is an error of that request."""
     _, llm = pair

@@ -141,7 +141,9 @@ class BeamGroups:
             if output.finish_reason is FinishReason.ERROR:
                 told.append(self._fail(group, output.error_message, output.is_engine_fault))
                 continue
-            group.candidates[place] = _candidates_of(output)
+            group.candidates[place] = _candidates_of(
+                output, group.root.sampling_params.logprobs
+            )
             if not group.waits_for:
                 told.extend(self._advance(group))
         return told
@@ -177,10 +179,16 @@ def _num_logprobs(params: SamplingParams, num_candidates: int) -> int:
     return -1 if params.logprobs == -1 else max(num_candidates, params.logprobs or 0)
 
 
-def _candidates_of(output: EngineCoreOutput) -> Candidates:
-    """Of its only position. The first column is the greedy token, and no candidate by itself."""
+def _candidates_of(output: EngineCoreOutput, num_logprobs: int) -> Candidates:
+    """Of its only position. The first column is the greedy token, and no candidate by itself.
+
+    Args:
+        num_logprobs: those that the search asked for. A step gives every request as many as any
+            of them wants, and the beams of a search may be of several steps. -1: all.
+    """
     rows = output.new_logprobs
-    return Candidates(rows.logprob_token_ids[0, 1:], rows.logprobs[0, 1:])
+    columns = slice(1, None if num_logprobs == -1 else 1 + num_logprobs)
+    return Candidates(rows.logprob_token_ids[0, columns], rows.logprobs[0, columns])
 
 
 def _last_outputs(group: _BeamGroup) -> list[EngineCoreOutput]:
