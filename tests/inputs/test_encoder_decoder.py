@@ -2,6 +2,9 @@
 """Prompts of encoder-decoder models: whatever their form, the encoder and the decoder get what
 Transformers' `generate` would give them."""
 
+import subprocess
+import sys
+
 import pytest
 from PIL import Image
 
@@ -195,6 +198,54 @@ def test_without_a_tokenizer_ids_are_served_and_texts_refused(make_processor):
     for bad in ("the cat", {"encoder_prompt": CAT, "decoder_prompt": "sat"}):
         with pytest.raises(ValueError, match="skip_tokenizer_init"):
             process(processor, bad)
+
+
+_FIRST_PROMPTS_AT_ONCE = """
+import sys, threading
+from tests.inputs import encoder_models
+from vllm.config import ModelConfig
+from vllm.inputs.encoder_decoder import EncoderDecoderPreprocessor
+from vllm.inputs.parse import parse_encoder_decoder_prompt
+from vllm.model_executor.models.registry import ModelRegistry
+
+ModelRegistry.models["TextEncoderForTest"] = encoder_models.TextEncoderForTest
+preprocessor = EncoderDecoderPreprocessor(ModelConfig(sys.argv[1]), None)
+assert "transformers" not in sys.modules
+start = threading.Barrier(16)
+made = []
+
+def process():
+    start.wait()
+    made.append(preprocessor.process(parse_encoder_decoder_prompt([0, 4, 2])))
+
+threads = [threading.Thread(target=process) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(made))
+"""
+
+
+def test_the_first_prompts_may_come_at_once(make_model):
+    """Fault: threads import transformers together, and all but one fail with an ImportError: a
+    server that has just started answers 500."""
+    command = [sys.executable, "-c", _FIRST_PROMPTS_AT_ONCE, make_model()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "16", done.stderr
+
+
+def test_a_decoders_text_of_megabytes_is_refused_before_it_is_tokenised(make_processor):
+    """Fault: it keeps a core busy for seconds only to be refused."""
+    processor = make_processor(options={"max_model_len": 8})
+    text = "cat " * 1000
+    forms = (
+        {"encoder_prompt": CAT, "decoder_prompt": text},
+        {"prompt": text, "multi_modal_data": {"text": CAT}},
+    )
+    for prompt in forms:
+        with pytest.raises(ValueError, match="decoder's text is too long: 4000 characters"):
+            process(processor, prompt)
 
 
 # Images

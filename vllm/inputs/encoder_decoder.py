@@ -55,6 +55,10 @@ class EncoderDecoderPreprocessor:
         """
         with self._lock:
             if self._processor is None:
+                # Here, since two threads that import it first, at once, break each other: one of
+                # them gets the package as it was before it has put its lazy self in its place.
+                import transformers  # noqa: F401
+
                 made = MULTIMODAL_REGISTRY.create_processor(
                     self.model_config, tokenizer=self.tokenizer
                 )
@@ -193,11 +197,7 @@ class EncoderDecoderPreprocessor:
                     "decoder_prompt: a text needs a tokenizer, and the engine was started with "
                     "skip_tokenizer_init: pass token ids"
                 )
-            content = (
-                self.tokenizer.encode(content, add_special_tokens=False)
-                if content and self.tokenizer is not None
-                else []
-            )
+            content = self.processor.decoder_token_ids(content) if content else []
         return tokens_input(list(content), prompt=text or None)
 
     def _complete(

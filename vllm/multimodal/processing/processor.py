@@ -269,12 +269,24 @@ class EncDecMultiModalProcessor(BaseMultiModalProcessor[_I]):
         prompt = self.create_decoder_prompt(inputs.prompt, items)
         if not isinstance(prompt, str):
             return mm_enc_dec_input(encoder, list(prompt))
-        token_ids = self._decoder_token_ids(prompt) if prompt else []
+        token_ids = self.decoder_token_ids(prompt) if prompt else []
         return mm_enc_dec_input(encoder, token_ids, decoder_prompt=prompt)
 
-    def _decoder_token_ids(self, prompt: str) -> list[int]:
-        """A decoder's text says its special tokens itself."""
-        return self.info.get_tokenizer().encode(prompt, add_special_tokens=False)
+    def decoder_token_ids(self, prompt: str) -> list[int]:
+        """A decoder's text says its special tokens itself.
+
+        Raises:
+            ValueError: it surely has more tokens than the model's context.
+        """
+        tokenizer = self.info.get_tokenizer()
+        limit = self.info.ctx.model_config.max_model_len
+        # A text of megabytes would keep a core busy only to be refused.
+        if len(prompt) > limit and len(prompt) > limit * max(map(len, tokenizer.get_vocab())):
+            raise ValueError(
+                f"the decoder's text is too long: {len(prompt)} characters are more than this "
+                f"model's maximum context length of {limit} tokens can hold"
+            )
+        return tokenizer.encode(prompt, add_special_tokens=False)
 
 
 def _single_row(input_ids: Any) -> list[int]:
