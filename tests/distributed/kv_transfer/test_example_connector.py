@@ -171,6 +171,24 @@ def _key(connector, prompt: list[int]) -> str:
     return connector._files.keys(make_request("key", prompt))[-1]
 
 
+def test_what_cannot_be_stored_harms_nobody(tmp_path, monkeypatch):
+    """No room in the folder. Guards against the kind of error that safetensors makes of it, which is
+    no OSError, ending the engine."""
+    from safetensors import SafetensorError
+
+    make_model(NATIVE["llama"], tmp_path)
+    llm = make_llm(tmp_path, tmp_path / "stored", "kv_producer")
+
+    def fail(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    (output,) = run(llm, [list(range(3, 40))], 2)
+    assert len(output.outputs[0].token_ids) == 2
+    assert not list((tmp_path / "stored").rglob("*.*"))
+
+
 def test_other_model_other_files(tmp_path):
     """Keys and values of one model are nothing to another, whatever the prompts."""
     prompts = [list(prompt) for prompt in make_prompts()]

@@ -161,7 +161,7 @@ class ExampleConnectorWorker:
             del self._buffers[save.req_id]
             try:
                 self._files.write(save.key, StoredPrompt(buffer.tensors, buffer.first_tokens))
-            except OSError as error:
+            except PromptFileError as error:
                 # Others compute the prompt themselves; this request has lost nothing.
                 logger.warning("request %s: its prompt is not stored: %s", save.req_id, error)
         self._saves = []

@@ -74,18 +74,28 @@ class PromptFiles:
         return 0
 
     def write(self, key: str, prompt: StoredPrompt) -> None:
-        """Stores a beginning; does nothing if it is there already."""
+        """Stores a beginning; does nothing if it is there already.
+
+        Raises:
+            PromptFileError: it cannot be written, for want of room or rights.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         path = self.path(key)
         if path.exists():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         metadata = {f"first.{layer}": str(n) for layer, n in prompt.first_tokens.items()}
         metadata |= {"format": str(FORMAT), "crc32": str(_checksum(prompt.tensors))}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        save_file(prompt.tensors, unfinished, metadata)
-        os.replace(unfinished, path)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(prompt.tensors, unfinished, metadata)
+            os.replace(unfinished, path)
+        except (OSError, SafetensorError) as error:  # a full disk is a SafetensorError
+            if unfinished.is_file():
+                unfinished.unlink(missing_ok=True)
+            raise PromptFileError(f"{unfinished}: {error}") from error
 
     def read(self, key: str) -> StoredPrompt:
         """A beginning, checked.
