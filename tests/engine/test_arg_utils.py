@@ -133,6 +133,8 @@ def test_what_was_left_out_fits_what_was_given(model_dir):
         (["--model", "/nowhere"], ["'/nowhere' does not exist"]),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], ["max_num_batched_tokens (32)"]),
         (["--attention-config", '{"bakend": 1}'], ["bakend"]),
+        (["-cc", '{"cudagraph_mode": "PIECEWISE"}'], ["'PIECEWISE'", "NONE, FULL_DECODE_ONLY"]),
+        (["-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY"}'], ["cpu has no graphs", "NONE"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else None,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from unittest import mock
 
 
@@ -15,7 +15,9 @@ from unittest import mock
 class Job:
     """An engine and its requests, of an encoder-decoder model with `texts`, the encoder's tokens of
     each. Without `align` layers keep the layout of their backend; without
-    `check` nobody looks whether they collide. kernel_blocks: tokens in a kernel block of a backend."""
+    `check` nobody looks whether they collide. kernel_blocks: tokens in a kernel block of a backend.
+    stagger: each request makes so many tokens fewer than the one before. With `graphs` decode steps are
+    replayed; `not_copied` names the static input that stays as it was."""
 
     model: str
     prompts: list[list[int]]
@@ -27,11 +29,15 @@ class Job:
     align: bool = True
     check: bool = True
     texts: list[list[int]] = field(default_factory=list)
+    stagger: int = 0
+    graphs: bool = False
+    not_copied: str = ""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Tokens of each request and the backend of each layer; or what the engine said at start."""
+    """Tokens of each request and the backend of each layer; or what the engine said at start. replays:
+    requests in the batch of each graph that was replayed."""
 
     device: str
     tokens: list[list[int]] = field(default_factory=list)
@@ -39,6 +45,7 @@ class Result:
     strides: dict[str, list[int]] = field(default_factory=dict)
     worker: str = ""
     error: str = ""
+    replays: list[int] = field(default_factory=list)
 
 
 def run(job: Job) -> Result:
@@ -61,10 +68,40 @@ def run(job: Job) -> Result:
             patches.enter_context(
                 mock.patch.object(backend, "get_supported_kernel_block_sizes", sizes)
             )
+        replays: list[int] = []
+        if job.graphs:
+            _watch_graphs(job, patches, replays)
         try:
-            return _generate(job, current_platform.device_name)
+            return replace(_generate(job, current_platform.device_name), replays=replays)
         except ValueError as error:
             return Result(current_platform.device_name, error=str(error))
+
+
+def _watch_graphs(job: Job, patches: ExitStack, replays: list[int]) -> None:
+    """Notes replays, spoils what the job says, and lets layers run as on the device: in torch and
+    Triton, which is what a graph records, not in the host's own kernels."""
+    from vllm.model_executor.custom_op import CustomOp
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, StaticInputs
+
+    replay, copy_in = CudaGraphManager.replay, StaticInputs.copy_in
+
+    def noting(manager, batch):
+        replays.append(batch.num_reqs)
+        return replay(manager, batch)
+
+    def spoiled(inputs, batch, size):
+        value = getattr(inputs, job.not_copied)
+        kept = value if isinstance(value, list) else [value]
+        before = [tensor.clone() for tensor in kept]
+        copy_in(inputs, batch, size)
+        for tensor, old in zip(kept, before):
+            tensor.copy_(old)
+
+    on_device = lambda layer: layer.forward_cuda  # noqa: E731
+    patches.enter_context(mock.patch.object(CustomOp, "_by_device_type", on_device))
+    patches.enter_context(mock.patch.object(CudaGraphManager, "replay", noting))
+    if job.not_copied:
+        patches.enter_context(mock.patch.object(StaticInputs, "copy_in", spoiled))
 
 
 def _generate(job: Job, device: str) -> Result:
@@ -78,9 +115,15 @@ def _generate(job: Job, device: str) -> Result:
         attention_config={"backend_per_kind": job.backend_per_kind},
         **job.engine_args,
     )
-    sampling = SamplingParams(
-        temperature=0, max_tokens=job.num_new_tokens, ignore_eos=True, detokenize=False
-    )
+    sampling = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=job.num_new_tokens - i * job.stagger,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        for i in range(len(job.prompts))
+    ]
     prompts = [{"prompt_token_ids": prompt} for prompt in job.prompts]
     if job.texts:
         prompts = enc_dec_prompts(job.texts, job.prompts)

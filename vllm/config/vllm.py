@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from vllm import envs
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
-from vllm.config.compilation import CompilationConfig
+from vllm.config.compilation import CompilationConfig, CUDAGraphMode
 from vllm.config.device import DeviceConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.load import LoadConfig
@@ -87,6 +87,28 @@ class VllmConfig:
         current_platform.check_and_update_config(self)
         if self.cache_config.block_size is None:
             self.cache_config.block_size = CacheConfig.DEFAULT_BLOCK_SIZE
+        self._resolve_cudagraph_mode()
+
+    def _resolve_cudagraph_mode(self) -> None:
+        from vllm.platforms import current_platform
+
+        compilation = self.compilation_config
+        asked = compilation.cudagraph_mode
+        eager = self.model_config is not None and self.model_config.enforce_eager
+        if asked is CUDAGraphMode.NONE:
+            if eager:
+                logger.warning("--enforce-eager has no effect: no graphs are asked for")
+            return
+        if eager:
+            logger.info("--enforce-eager: no graphs are recorded, though %s asks for them", asked.name)
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
+            return
+        if not current_platform.support_static_graph_mode():
+            raise ValueError(
+                f"cudagraph_mode {asked.name}: the platform {current_platform.device_name} has no "
+                "graphs (supported: NONE); leave it out of --compilation-config"
+            )
+        compilation.set_cudagraph_sizes(self.scheduler_config.max_num_seqs)
 
     def _update_for_model(self, model_config: ModelConfig) -> None:
         from vllm.model_executor.models.config import MODELS_CONFIG_MAP

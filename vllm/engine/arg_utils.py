@@ -90,7 +90,6 @@ _SHORT_FLAGS = {
 _WITHOUT_EFFECT = {
     "hf_token": "models are read from the local cache, nothing is fetched",
     "show_hidden_metrics_for_version": "no metric is hidden",
-    "enforce_eager": "no graphs are recorded, and the kernels have no other form",
 }
 
 

@@ -384,6 +384,20 @@ class Platform:
         return True
 
     @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        """Whether work of the device can be recorded and replayed."""
+        return False
+
+    @classmethod
+    def get_static_graph_wrapper_cls(cls) -> str:
+        """The dotted name of the `vllm.platforms.static_graph.StaticGraph` that does it.
+
+        Raises:
+            NotImplementedError: nothing does; see `support_static_graph_mode`.
+        """
+        raise NotImplementedError(f"the platform {cls.device_name} has no graphs")
+
+    @classmethod
     def import_kernels(cls) -> None:
         """Imports compiled kernels, in each process that runs the model."""
 

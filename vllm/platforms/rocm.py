@@ -104,6 +104,14 @@ class RocmPlatform(Platform):
         return True
 
     @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_static_graph_wrapper_cls(cls) -> str:
+        return "vllm.platforms.static_graph.TorchCUDAGraph"
+
+    @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:
         """The runner reads its KV caches by layer name."""
 

@@ -245,6 +245,20 @@ def _block_sizes(backend: type[AttentionBackend]) -> list[int | MultipleOf]:
     return backend.get_supported_kernel_block_sizes()
 
 
+class AttentionCGSupport(Enum):
+    """Batches whose metadata can be recorded in a graph, the numbers upstream's. A recording keeps
+    addresses and numbers of the host, so that neither may differ from step to step.
+
+    NEVER: none. UNIFORM_SINGLE_TOKEN_DECODE: those with one token a request. UNIFORM_BATCH: those
+    with as many tokens in each request. ALWAYS: any. The last two count as the second here.
+    """
+
+    ALWAYS = 3
+    UNIFORM_BATCH = 2
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    NEVER = 0
+
+
 class AttentionMetadata:
     """What a backend's kernels need to know of a batch; each backend has its own."""
 
@@ -308,6 +322,15 @@ class AttentionMetadataBuilder(ABC, Generic[M]):
         self.layer_names = layer_names
         self.vllm_config = vllm_config
         self.device = device
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
+    ) -> AttentionCGSupport:
+        """Which batches of such layers can be recorded. What is built for a recording must follow
+        from the addresses of the batch's tensors and its numbers on the host alone, and serve shorter
+        requests than those; a request of 0 tokens reads nothing."""
+        return AttentionCGSupport.NEVER
 
     @abstractmethod
     def build(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker for GPUs, whatever their maker: memory and warm-up; the rest is the runner's.
 
-The device is reached through the platform alone. There are no CUDA graphs.
+The device is reached through the platform alone, its graphs too.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Worker(WorkerBase):
         self.model_runner.initialize_kv_cache(kv_cache_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Runs a request, which compiles the kernels."""
+        """Runs a request, which compiles the kernels; then records graphs, if they are asked for."""
         begin = time.perf_counter()
         prompt_len = min(
             _WARM_UP_TOKENS,
@@ -124,6 +124,7 @@ class Worker(WorkerBase):
         for step in warmup_steps(kv_cache_config, prompt_len, encoder_inputs):
             if self.execute_model(step) is None:
                 self.sample_tokens(None)
+        self.model_runner.capture_model()
         current_platform.synchronize(self.device)
         return CompilationTimes(time.perf_counter() - begin, 0.0)
 

@@ -43,6 +43,10 @@ class EmulatedCudaPlatform(CudaPlatform):
             vllm_config.cache_config.kv_cache_memory_bytes = _KV_CACHE_BYTES
 
     @classmethod
+    def get_static_graph_wrapper_cls(cls) -> str:
+        return "vllm_emulated_cuda.graph.RecordedGraph"
+
+    @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
         return DeviceCapability(9, 0)
 

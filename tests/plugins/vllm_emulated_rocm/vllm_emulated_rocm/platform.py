@@ -43,6 +43,11 @@ class EmulatedRocmPlatform(RocmPlatform):
             vllm_config.cache_config.kv_cache_memory_bytes = _KV_CACHE_BYTES
 
     @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        """The host has none."""
+        return False
+
+    @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
         return DeviceCapability(9, 4)
 

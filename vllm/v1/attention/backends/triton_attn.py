@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import torch
 
+from vllm.config import VllmConfig
 from vllm.platforms.interface import DeviceCapability
-from vllm.v1.attention.backend import AttentionBackend, AttentionType
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, AttentionType
 from vllm.v1.attention.backends.paged import (
     PagedAttentionImpl,
     PagedAttentionMetadata,
@@ -24,11 +25,24 @@ from vllm.v1.attention.backends.paged import (
 from vllm.v1.attention.backends.utils import KeyValueViews, content_size, get_kv_cache_layout
 from vllm.v1.attention.ops.paged_batch import PagedBatch
 from vllm.v1.attention.ops.triton import PagedKVCache, paged_attention, reshape_and_cache
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, KVCacheSpec
 
 TritonAttentionMetadata = PagedAttentionMetadata
-TritonAttentionMetadataBuilder = PagedAttentionMetadataBuilder
 # From here on NVIDIA's hardware has float8_e4m3fn.
 _FP8_CAPABILITY = DeviceCapability(8, 9)
+
+
+class TritonAttentionMetadataBuilder(PagedAttentionMetadataBuilder):
+    """Decodes can be recorded: their launch follows from the number of requests and `max_seq_len`,
+    and what a request's splits are from its own length, on the device."""
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
+    ) -> AttentionCGSupport:
+        if isinstance(kv_cache_spec, CrossAttentionSpec):
+            return AttentionCGSupport.NEVER  # keys come in steps of their own
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
 
 class TritonAttentionBackend(AttentionBackend):

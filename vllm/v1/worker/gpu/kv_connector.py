@@ -26,6 +26,11 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 class NoKVConnector:
     """There is no connector."""
 
+    @property
+    def uses_layer_hooks(self) -> bool:
+        """Whether it works inside the forward pass, layer by layer."""
+        return False
+
     def begin(self, step: SchedulerOutput) -> None:
         """Before the forward pass, inside its forward context."""
 
@@ -51,6 +56,10 @@ class WorkerKVConnector(NoKVConnector):
     def __init__(self, connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> None:
         self.connector = connector
         self._vllm_config = vllm_config
+
+    @property
+    def uses_layer_hooks(self) -> bool:
+        return self.connector.uses_layer_hooks
 
     def begin(self, step: SchedulerOutput) -> None:
         metadata = step.kv_connector_metadata

@@ -7,13 +7,14 @@ but the sampling, which `sample_tokens` does; between them lies `ExecuteModelSta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader import get_model
@@ -30,6 +31,7 @@ from vllm.v1.worker.gpu.attn_utils import (
     max_encoder_tokens_per_step,
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, reasons_against_graphs
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
 from vllm.v1.worker.gpu.kv_connector import (
     NoKVConnector,
@@ -64,6 +66,7 @@ class GPUModelRunner:
         self.kv_caches: list[torch.Tensor] = []
         self.kv_connector = NoKVConnector()
         self._pending: ExecuteModelState | None = None
+        self._forward: Callable[[InputBatch, SchedulerOutput], torch.Tensor] = self._run_eagerly
 
     # Start
 
@@ -143,6 +146,28 @@ class GPUModelRunner:
             hidden_states = self.model(**inputs)
         self.model.compute_logits(hidden_states[: min(num_tokens, self.max_num_reqs)])
 
+    @torch.inference_mode()
+    def capture_model(self) -> int:
+        """Records graphs of decode steps, if the config asks for them; returns the bytes of the
+        device that they take. Where the model cannot be recorded a warning says why, and it runs
+        without. Call before the first request, when the kernels are compiled.
+
+        Raises:
+            RuntimeError: recording failed.
+        """
+        if self.vllm_config.compilation_config.cudagraph_mode is CUDAGraphMode.NONE:
+            return 0
+        reasons = reasons_against_graphs(self.vllm_config, self.attn_groups, self.kv_connector)
+        if reasons:
+            logger.warning("No graphs are recorded: %s", "; ".join(reasons))
+            return 0
+        self.graphs = CudaGraphManager(
+            self.model_state, self.kv_cache_config, self.attn_groups, self.block_tables
+        )
+        num_bytes = self.graphs.capture()
+        self._forward = self._replay_or_run
+        return num_bytes
+
     # A step
 
     @torch.inference_mode()
@@ -154,14 +179,26 @@ class GPUModelRunner:
             return self.kv_connector.run_without_tokens(scheduler_output)
         batch = self.batch_builder.build(scheduler_output, self.states)
         self.model_state.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)
+        hidden_states = self._forward(batch, scheduler_output)
+        transferred = self.kv_connector.end(scheduler_output)
+        self._pending = ExecuteModelState(batch, hidden_states, transferred)
+        return None
+
+    def _run_eagerly(self, batch: InputBatch, scheduler_output: SchedulerOutput) -> torch.Tensor:
+        """The model's hidden states of `batch`: (num_tokens, hidden)."""
         metadata = self.model_state.prepare_attn(batch, self.attn_groups)
         slots = build_slot_mappings_by_layer(batch.slot_mappings, self.kv_cache_config)
         with set_forward_context(metadata, self.vllm_config, batch.num_tokens, slots):
             self.kv_connector.begin(scheduler_output)
-            hidden_states = self.model(**self.model_state.prepare_inputs(batch))
-        transferred = self.kv_connector.end(scheduler_output)
-        self._pending = ExecuteModelState(batch, hidden_states, transferred)
-        return None
+            return self.model(**self.model_state.prepare_inputs(batch))
+
+    def _replay_or_run(self, batch: InputBatch, scheduler_output: SchedulerOutput) -> torch.Tensor:
+        """As `_run_eagerly`, from a graph where one was recorded for such a batch."""
+        if not self.graphs.has_graph_for(batch):
+            return self._run_eagerly(batch, scheduler_output)
+        with set_forward_context(None, self.vllm_config, batch.num_tokens):
+            self.kv_connector.begin(scheduler_output)
+        return self.graphs.replay(batch)
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: None = None) -> ModelRunnerOutput:
