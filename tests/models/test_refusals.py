@@ -69,7 +69,7 @@ def test_rope_that_depends_on_the_batch(tmp_path):
     ("changes", "reason"),
     [
         ({"architectures": ["NoSuchForCausalLM"]}, "no causal language model of this name"),
-        ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "encoder"),
+        ({"architectures": ["NoSuchLM"], "is_encoder_decoder": True}, "no encoder-decoder language"),
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": {}}, "vision"),
         ({"architectures": ["X"], "auto_map": {"AutoModelForCausalLM": "m.X"}}, "trust-remote-code"),
         ({"architectures": []}, "names no architectures"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which architectures the installed Transformers has a causal language model for.
+"""Which architectures the installed Transformers has a language model for.
 
 Importing Transformers' tables takes seconds and brings torch along; reading their source does not.
 """
@@ -13,12 +13,22 @@ from pathlib import Path
 
 _TABLES = Path("models", "auto", "modeling_auto.py")
 _CAUSAL_LM = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_SEQ_TO_SEQ_LM = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
 
 
-@cache
 def causal_lm_architectures() -> frozenset[str] | None:
     """Class names such as `GPTNeoXForCausalLM`; None where the tables cannot be read (Transformers
     itself then tells what it does not know)."""
+    return _architectures(_CAUSAL_LM)
+
+
+def seq_to_seq_lm_architectures() -> frozenset[str] | None:
+    """The same of models with an encoder: names such as `MarianMTModel`."""
+    return _architectures(_SEQ_TO_SEQ_LM)
+
+
+@cache
+def _architectures(table_name: str) -> frozenset[str] | None:
     spec = importlib.util.find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -27,7 +37,7 @@ def causal_lm_architectures() -> frozenset[str] | None:
         table = next(
             node.value
             for node in ast.parse(source).body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == _CAUSAL_LM
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table_name
         )
     except (OSError, SyntaxError, StopIteration):
         return None

@@ -7,12 +7,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.model_executor.models.interfaces import supports_multimodal
 from vllm.model_executor.models.interfaces_base import is_text_generation_model, is_vllm_model
-from vllm.transformers_utils.architectures import causal_lm_architectures
+from vllm.transformers_utils.architectures import (
+    causal_lm_architectures,
+    seq_to_seq_lm_architectures,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +47,7 @@ _MULTIMODAL_MODELS = {
 
 # What serves architectures that have no class here.
 _FALLBACK = ("vllm.model_executor.models.transformers", "TransformersForCausalLM")
+_ENCODER_DECODER_FALLBACK = (_FALLBACK[0], "TransformersForSeq2SeqLM")
 # Sub-configs by which a config shows that its model takes more than text.
 _OTHER_INPUTS = ("vision_config", "audio_config", "image_config", "video_config")
 
@@ -132,7 +136,8 @@ class _ModelRegistry:
         raise ValueError(
             f"model architecture {' / '.join(names)} is not supported ({reason}); supported: "
             f"{', '.join(sorted(self.models))}, and with Transformers' code (--model-impl auto or "
-            "transformers) its other decoder-only language models"
+            "transformers) its other decoder-only language models, and those with a text encoder "
+            "whose attention adds no biases: Marian, Pegasus, M2M100, NLLB, Blenderbot, PLBart"
         )
 
     def resolve_model_cls(
@@ -143,7 +148,7 @@ class _ModelRegistry:
         is_fallback = name not in self.models or (
             model_config is not None and model_config.model_impl == "transformers"
         )
-        entry = _LazyModel(*_FALLBACK) if is_fallback else self.models[name]
+        entry = _fallback(model_config) if is_fallback else self.models[name]
         if not isinstance(entry, _LazyModel):
             return entry, name
         cls = entry.load()
@@ -167,19 +172,38 @@ class _ModelRegistry:
         return supports_multimodal(self.resolve_model_cls(architectures, model_config)[0])
 
 
+def _fallback(model_config: ModelConfig) -> _LazyModel:
+    has_encoder = model_config.is_encoder_decoder
+    return _LazyModel(*(_ENCODER_DECODER_FALLBACK if has_encoder else _FALLBACK))
+
+
 def _why_no_fallback(names: list[str], model_config: ModelConfig) -> str | None:
     """Why Transformers' code for these architectures cannot be tried; None if it can."""
     config = model_config.hf_config_dict
-    if model_config.is_encoder_decoder:
-        return "it has an encoder"
     others = [key for key in _OTHER_INPUTS if config.get(key) is not None]
     if others:
         return f"it takes more than text: its config has a {others[0]}"
+    if model_config.is_encoder_decoder:
+        return _why_no_encoder_decoder_fallback(names, config)
     if "AutoModelForCausalLM" in (config.get("auto_map") or {}):
         return None if model_config.trust_remote_code else "its code needs --trust-remote-code"
     known = causal_lm_architectures()
     if known is not None and not known.intersection(names):
         return "Transformers has no causal language model of this name"
+    return None
+
+
+def _why_no_encoder_decoder_fallback(names: list[str], config: dict[str, Any]) -> str | None:
+    known = seq_to_seq_lm_architectures()
+    if known is not None and not known.intersection(names):
+        return "Transformers has no encoder-decoder language model of this name"
+    if "relative_attention_num_buckets" in config:
+        return "its attention adds relative position biases to its scores, which no backend does"
+    if isinstance(config.get("decoder"), dict):
+        return "its encoder and decoder have configs of their own"
+    decoder_vocab_size = config.get("decoder_vocab_size") or config.get("vocab_size")
+    if decoder_vocab_size != config.get("vocab_size"):
+        return "its encoder and decoder have vocabularies of their own"
     return None
 
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.transformers.calls import AttentionCall
-from vllm.model_executor.models.transformers.parts import UnsupportedModel
+from vllm.model_executor.models.transformers.unsupported import UnsupportedModel
 from vllm.model_executor.models.utils import maybe_prefix
 
 PAGED = "vllm"
@@ -45,8 +45,7 @@ class FallbackAttention(nn.Module):
         )
 
     def attach(self, model: PreTrainedModel) -> None:
-        """Serve the module that made the call. (Not as its submodule: the tree stays as it is.)"""
-        model.get_submodule(self.call.module_name).__dict__[_LAYER] = self
+        attach(self, model, self.call)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """(1, heads, num_tokens, head_size) each -> (1, num_tokens, heads, value_head_size)."""
@@ -76,6 +75,12 @@ class FallbackAttention(nn.Module):
         unseen = (ages < 0) | (ages >= (call.sliding_window or num_tokens))
         weights = scores.masked_fill(unseen, -torch.inf).softmax(dim=-1)
         return (weights @ value.float()).to(query.dtype).transpose(1, 2)
+
+
+def attach(layer: nn.Module, model: PreTrainedModel, call: AttentionCall) -> None:
+    """Let `layer` serve the module that made the call. (Not as its submodule: the tree stays as it
+    is.)"""
+    model.get_submodule(call.module_name).__dict__[_LAYER] = layer
 
 
 def _paged(module, query, key, value, attention_mask, **_):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -18,10 +18,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from vllm.model_executor.layer_index import extract_layer_index
 from vllm.model_executor.model_loader.weight_utils import describe_names
-from vllm.model_executor.models.transformers.parts import ModelParts, UnsupportedModel
+from vllm.model_executor.models.transformers.parts import ModelParts
+from vllm.model_executor.models.transformers.unsupported import UnsupportedModel
 
 RECORDING = "vllm_record"
-_NUM_TOKENS = 4
+NUM_TOKENS = 4
 
 # Keywords that say nothing about the result (of an inference run) or are said in the record.
 _KNOWN_KEYWORDS = frozenset(
@@ -46,32 +47,43 @@ class AttentionCall:
 
 
 @dataclass
-class _Recorder:
+class Recorder:
+    """Notes the calls of a run; raises UnsupportedModel for one that cannot be served."""
+
     names: dict[nn.Module, str]
     max_model_len: int
-    calls: list[AttentionCall]
+    calls: list[AttentionCall] = field(default_factory=list)
 
     def note(self, module, query, key, value, attention_mask, scaling=None, **keywords) -> None:
         name = self.names[module]
-        _check_keywords(name, module, keywords)
-        self.calls.append(
-            AttentionCall(
-                module_name=name,
-                num_heads=query.shape[1],
-                num_kv_heads=key.shape[1],
-                head_size=query.shape[3],
-                value_head_size=value.shape[3],
-                scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
-                sliding_window=self._window(name, attention_mask, keywords.get("sliding_window")),
-                logits_soft_cap=keywords.get("softcap"),
-            )
+        check_keywords(name, keywords)
+        _check_causal(name, module, keywords)
+        window = self._window(name, attention_mask, keywords.get("sliding_window"))
+        self.calls.append(self.describe(name, (query, key, value), scaling, keywords, window))
+
+    def describe_mask(self, mask_function: Callable) -> int:
+        """The number by which a mask goes through the model: its window, 0 for none."""
+        return find_window(mask_function, self.max_model_len) or 0
+
+    @staticmethod
+    def describe(
+        name: str, inputs: tuple[torch.Tensor, ...], scaling, keywords: dict, window: int | None
+    ) -> AttentionCall:
+        query, key, value = inputs
+        return AttentionCall(
+            module_name=name,
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_size=query.shape[3],
+            value_head_size=value.shape[3],
+            scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+            sliding_window=window,
+            logits_soft_cap=keywords.get("softcap"),
         )
 
     def _window(self, name: str, mask: torch.Tensor | None, said: int | None) -> int | None:
         """The window that the mask has; what the call says must not contradict it."""
-        if mask is not None and not (mask.dtype == torch.int64 and mask.numel() == 1):
-            raise UnsupportedModel(f"{name} passes a mask of its own making to attention")
-        window = 0 if mask is None else int(mask)
+        window = described_mask(name, mask)
         said = 0 if said is None or said >= self.max_model_len else int(said)
         if said and said != window:
             raise UnsupportedModel(
@@ -80,17 +92,27 @@ class _Recorder:
         return window or None
 
 
-_recorder: ContextVar[_Recorder] = ContextVar("recorder")
+_recorder: ContextVar[Recorder] = ContextVar("recorder")
 
 
-def _check_keywords(name: str, module: nn.Module, keywords: dict) -> None:
+def described_mask(name: str, mask: torch.Tensor | None) -> int:
+    """What `Recorder.describe_mask` said of the mask that came with a call; 0 without one."""
+    if mask is not None and not (mask.dtype == torch.int64 and mask.numel() == 1):
+        raise UnsupportedModel(f"{name} passes a mask of its own making to attention")
+    return 0 if mask is None else int(mask)
+
+
+def check_keywords(name: str, keywords: dict) -> None:
+    """Raises UnsupportedModel for one that changes the result in a way not known here."""
     for keyword, value in keywords.items():
         off = value is None or value is False or (isinstance(value, int | float) and value == 0)
-        if keyword == "is_causal" and value is False:
-            raise UnsupportedModel(f"{name} attends in both directions")
         if keyword not in _KNOWN_KEYWORDS and not off:
             raise UnsupportedModel(f"{name} passes {keyword}= to attention, which is not known here")
-    if getattr(module, "is_causal", True) is False and keywords.get("is_causal") is not True:
+
+
+def _check_causal(name: str, module: nn.Module, keywords: dict) -> None:
+    said = keywords.get("is_causal")
+    if said is False or (getattr(module, "is_causal", True) is False and said is not True):
         raise UnsupportedModel(f"{name} attends in both directions")
 
 
@@ -103,14 +125,14 @@ def _record(module, query, key, value, attention_mask, *args, **keywords):
 
 
 def _describe_mask(*, mask_function: Callable, **_) -> torch.Tensor:
-    """The window of a mask as a tensor (1, 1, 1, 1), which models hand on to attention; 0: none."""
+    """What a mask is, as a tensor (1, 1, 1, 1), which models hand on to attention."""
     try:
-        window = find_window(mask_function, _recorder.get().max_model_len)
+        described = _recorder.get().describe_mask(mask_function)
     except UnsupportedModel:
         raise
     except Exception as error:
         raise UnsupportedModel("its mask depends on more than positions") from error
-    return torch.full((1, 1, 1, 1), window or 0, dtype=torch.int64, device="cpu")
+    return torch.full((1, 1, 1, 1), described, dtype=torch.int64, device="cpu")
 
 
 AttentionInterface.register(RECORDING, _record)
@@ -143,10 +165,12 @@ def find_window(mask_function: Callable, max_model_len: int) -> int | None:
 
 
 @contextmanager
-def _recording(recorder: _Recorder) -> Iterator[None]:
+def recording(recorder: Recorder) -> Iterator[None]:
+    """A dry run: modules are on the meta device, calls and masks go to `recorder`."""
     token = _recorder.set(recorder)
     try:
-        yield
+        with torch.inference_mode(), torch.device("meta"):
+            yield
     finally:
         _recorder.reset(token)
 
@@ -158,18 +182,19 @@ def record_attention_calls(
 
     Raises UnsupportedModel naming what is in the way.
     """
-    recorder = _Recorder({m: n for n, m in model.named_modules()}, max_model_len, [])
+    recorder = Recorder({m: n for n, m in model.named_modules()}, max_model_len)
     parts = ModelParts(model)
-    with _recording(recorder), torch.inference_mode(), torch.device("meta"):
-        ids = torch.zeros(1, _NUM_TOKENS, dtype=torch.int64)
+    with recording(recorder):
+        ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64)
         # With a mask of ones nothing is inferred from the positions' values, which are not there.
         hidden = parts.decode(input_ids=ids, position_ids=ids, attention_mask=ids.bool())
         parts.project(hidden)
-    _check_layers(recorder.calls, num_layers)
+    check_layers(recorder.calls, num_layers)
     return recorder.calls
 
 
-def _check_layers(calls: list[AttentionCall], num_layers: int) -> None:
+def check_layers(calls: list[AttentionCall], num_layers: int) -> None:
+    """Raises UnsupportedModel unless each of so many layers made one of these calls."""
     names = [call.module_name for call in calls]
     if not names:
         raise UnsupportedModel("no layer calls Transformers' attention interface")

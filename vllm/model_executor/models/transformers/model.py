@@ -9,8 +9,9 @@ when the weights are there (`check_after_loading`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -22,21 +23,28 @@ from vllm.model_executor.model_loader.weight_utils import describe_names
 from vllm.model_executor.models.transformers.attention import PAGED, PLAIN, FallbackAttention
 from vllm.model_executor.models.transformers.calls import (
     RECORDING,
-    AttentionCall,
     record_attention_calls,
 )
-from vllm.model_executor.models.transformers.parts import ModelParts, UnsupportedModel
+from vllm.model_executor.models.transformers.parts import ModelParts
+from vllm.model_executor.models.transformers.unsupported import UnsupportedModel
 
+_Calls = TypeVar("_Calls")
 # Lengths of the two sequences of the check: the second must not notice the first.
-_CHECK_LENGTHS = (9, 6)
+CHECK_LENGTHS = (9, 6)
 # Largest relative difference of a token's logits from Transformers' own, the median over tokens.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 # Rope scalings whose frequencies depend on the longest text of a batch, beyond the original length.
 _LENGTH_DEPENDENT_ROPES = ("dynamic", "longrope")
 
 
-class TransformersForCausalLM(nn.Module):
-    """Raises ValueError, naming the model and the reason, for one that would not be served right."""
+class TransformersModel(nn.Module):
+    """What is the same with and without an encoder.
+
+    Raises ValueError, naming the model and the reason, for one that would not be served right.
+    """
+
+    auto_class: type
+    parts_class: type
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
@@ -45,32 +53,33 @@ class TransformersForCausalLM(nn.Module):
         self.name = "/".join(self.model_config.architectures)
         try:
             _check_config(self.config, self.model_config)
-            calls = self._dry_run()
-            self.attention = nn.ModuleList(
-                FallbackAttention(vllm_config, call, prefix) for call in calls
-            )
+            self.attention = nn.ModuleList(self._make_layers(vllm_config, prefix))
         except UnsupportedModel as error:
             raise self._refusal(error) from None
         with no_init_weights():
             self._adopt(self._make(PAGED, torch.get_default_dtype()))
 
     def _make(self, attn_implementation: str, dtype: torch.dtype) -> PreTrainedModel:
-        return AutoModelForCausalLM.from_config(
+        return self.auto_class.from_config(
             self.config,
             attn_implementation=attn_implementation,
             dtype=dtype,
             trust_remote_code=self.model_config.trust_remote_code,
         ).eval()
 
-    def _dry_run(self) -> list[AttentionCall]:
-        num_layers = self.config.get_text_config().num_hidden_layers
+    def _make_layers(self, vllm_config: VllmConfig, prefix: str) -> list[nn.Module]:
+        """The layers behind the model's calls of attention."""
+        raise NotImplementedError
+
+    def _dry_run(self, record: Callable[[PreTrainedModel], _Calls]) -> _Calls:
+        """`record` of the model on the meta device, or UnsupportedModel."""
         try:
             with torch.device("meta"), no_init_weights():
                 # The one dtype that every operation has a form for on the meta device.
                 model = self._make(RECORDING, torch.bfloat16)
             if not model._can_set_attn_implementation():
                 raise UnsupportedModel("its layers do not call Transformers' attention interface")
-            return record_attention_calls(model, num_layers, self.model_config.max_model_len)
+            return record(model)
         except UnsupportedModel:
             raise
         except KeyError as error:
@@ -85,31 +94,12 @@ class TransformersForCausalLM(nn.Module):
 
     def _adopt(self, model: PreTrainedModel) -> None:
         self.model = model
-        self.parts = ModelParts(model)
+        self.parts = self.parts_class(model)
         for layer in self.attention:
             layer.attach(model)
 
     def _refusal(self, reason: object) -> ValueError:
         return ValueError(f"{self.name} cannot be served with Transformers' code: {reason}")
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """(num_tokens,) -> (num_tokens, hidden_size)."""
-        return self.model.get_input_embeddings()(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """(num_tokens,) ids or (num_tokens, hidden_size) embeddings -> (num_tokens,
-        hidden_size)."""
-        inputs = (
-            {"input_ids": input_ids[None].long()}
-            if inputs_embeds is None
-            else {"inputs_embeds": inputs_embeds[None]}
-        )
-        return self.parts.decode(position_ids=positions[None], **inputs)[0]
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """(num_tokens, hidden_size) -> (num_tokens, vocab_size)."""
@@ -153,24 +143,66 @@ class TransformersForCausalLM(nn.Module):
             )
 
     def _median_error(self) -> float:
-        """The relative difference of a token's logits, the median over tokens: in a mixture of
-        experts, rounding alone may send a single token elsewhere."""
+        """The relative difference of a token's logits from Transformers' own."""
+        raise NotImplementedError
+
+
+class TransformersForCausalLM(TransformersModel):
+    """Token ids in, logits out."""
+
+    auto_class = AutoModelForCausalLM
+    parts_class = ModelParts
+
+    def _make_layers(self, vllm_config: VllmConfig, prefix: str) -> list[nn.Module]:
+        num_layers = self.config.get_text_config().num_hidden_layers
+        max_model_len = self.model_config.max_model_len
+        calls = self._dry_run(
+            lambda model: record_attention_calls(model, num_layers, max_model_len)
+        )
+        return [FallbackAttention(vllm_config, call, prefix) for call in calls]
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """(num_tokens,) -> (num_tokens, hidden_size)."""
+        return self.model.get_input_embeddings()(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(num_tokens,) ids or (num_tokens, hidden_size) embeddings -> (num_tokens,
+        hidden_size)."""
+        inputs = (
+            {"input_ids": input_ids[None].long()}
+            if inputs_embeds is None
+            else {"inputs_embeds": inputs_embeds[None]}
+        )
+        return self.parts.decode(position_ids=positions[None], **inputs)[0]
+
+    def _median_error(self) -> float:
         device, vocab_size = self.model.device, self.config.get_text_config().vocab_size
-        ids = torch.arange(sum(_CHECK_LENGTHS), device=device) * 7 % vocab_size
-        positions = torch.cat([torch.arange(n, device=device) for n in _CHECK_LENGTHS])
+        ids = torch.arange(sum(CHECK_LENGTHS), device=device) * 7 % vocab_size
+        positions = torch.cat([torch.arange(n, device=device) for n in CHECK_LENGTHS])
         for layer in self.attention:
-            layer.sequence_lengths = list(_CHECK_LENGTHS)
-        with _attention(self.model, PLAIN):
+            layer.sequence_lengths = list(CHECK_LENGTHS)
+        with attention_of(self.model, PLAIN):
             ours = self.compute_logits(self(ids, positions)).float()
-        with _attention(self.model, "eager"):
+        with attention_of(self.model, "eager"):
             theirs = torch.cat(
                 [
                     self.model(input_ids=part[None], use_cache=False).logits[0].float()
-                    for part in ids.split(_CHECK_LENGTHS)
+                    for part in ids.split(CHECK_LENGTHS)
                 ]
             )
-        errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp_min(1e-30)
-        return errors.median().item()
+        return median_error(ours, theirs)
+
+
+def median_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The relative difference of a token's logits (num_tokens, vocab_size), the median over tokens:
+    in a mixture of experts, rounding alone may send a single token elsewhere."""
+    errors = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp_min(1e-30)
+    return errors.median().item()
 
 
 def _one_line(error: Exception) -> str:
@@ -199,7 +231,7 @@ def _rope_parameters(text_config: PretrainedConfig) -> list[dict]:
 
 
 @contextmanager
-def _attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
+def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Run a model with another attention implementation for a while."""
     model.set_attn_implementation(implementation)
     try:
