@@ -272,4 +272,4 @@ def test_beam_search_ends_with_its_client(server):
         found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", server.client.get("/metrics").text, re.M)
         return found is not None and float(found[1]) == 0
 
-    eventually(is_idle)
+    eventually(is_idle, "its beams end")
