@@ -35,6 +35,7 @@ from tests.models.nemotron_parse.reference import (
 from tests.models.nemotron_parse.trained import FOLDER, held_out_pages
 
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import BeamSearchParams
 
 NUM_PAGES = 32
 MAX_TOKENS = 48
@@ -109,6 +110,44 @@ def test_equals_transformers_under_preemption():
     before = num_preemptions(small)
     assert read(small, held_out_pages(NUM_PAGES))[0] == list(trained_answers())
     assert num_preemptions(small) > before
+
+
+@torch.inference_mode()
+def beams_of_reference(
+    model: ReferenceNemotronParse, page: Page, prompt: list[int], width: int, num_new_tokens: int
+) -> tuple[list[list[int]], list[float]]:
+    """The best sequences, prompt and all, where none ends; and the sums of their logprobs."""
+    encoded = model.encoder(to_pixels(page.image)[None])
+    beams, sums = [list(prompt)], torch.zeros(1)
+    for _ in range(num_new_tokens):
+        logits = model.decode(encoded.expand(len(beams), -1, -1), torch.tensor(beams))[:, -1]
+        total = sums[:, None] + logits.log_softmax(-1)
+        sums, places = total.flatten().topk(width)
+        parents, tokens = places // total.shape[1], places % total.shape[1]
+        beams = [[*beams[p], t] for p, t in zip(parents.tolist(), tokens.tolist())]
+    return beams, sums.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_beams(llm, width):
+    """All beams of a page share its encoder output: a beam that read another page's, or lost its
+    place when beams change order, ends with other tokens."""
+    tokenizer, num_new_tokens = make_tokenizer(), 12
+    shape = Shape((PAGE_HEIGHT, PAGE_WIDTH), tokenizer.get_vocab_size())
+    model = ReferenceNemotronParse(shape).load(FOLDER)
+    pages = held_out_pages(3)
+    prompts = [
+        {"prompt": task, "multi_modal_data": {"image": page.image}} for page, task in pages
+    ]
+    params = BeamSearchParams(width, num_new_tokens, ignore_eos=True, length_penalty=0.0)
+    for (page, task), output in zip(pages, llm.beam_search(prompts, params), strict=True):
+        prompt = tokenizer.encode(task, add_special_tokens=False).ids
+        wanted, sums = beams_of_reference(model, page, prompt, width, num_new_tokens)
+        assert [sequence.tokens for sequence in output.sequences] == wanted
+        if width > 1:
+            made = [sequence.cum_logprob for sequence in output.sequences]
+            torch.testing.assert_close(made, sums, rtol=1e-4, atol=1e-4)
 
 
 def test_the_task_is_the_decoders_prompt(llm):
