@@ -4,7 +4,10 @@ self-attention and cross-attention of a layer lie in one allocation, on whicheve
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tokenizers import Tokenizer
 
 from tests.models.tiny_encoder_decoder import BOS, START, generate, make_bart, random_ids
 from tests.plugins_tests.emulated import Job
@@ -16,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed: pip install vllm[triton]"),
 ]
 
+TRAINED = Path(__file__).parents[1] / "models" / "bart"
 PAGE_TOKENS, NUM_NEW_TOKENS = 8, 12
 TEXTS = random_ids(PAGE_TOKENS - 1, 2 * PAGE_TOKENS + 1, 3 * PAGE_TOKENS)
 PROMPTS = [[START, BOS], [START, *random_ids(PAGE_TOKENS, seed=1)[0]], [START]]
@@ -100,6 +104,25 @@ def test_every_pair_of_backends_over_one_allocation(machines, case):
     for (own, cross), result in zip(pairs, results):
         assert kinds(result.backends) == ({own.split()[0]}, {cross.split()[0]}), result.error
         assert result.tokens == case.expected, (own, cross)
+
+
+def test_a_trained_model(machines):
+    """Not random weights, whose tokens say little of each other: dates in, dates out, K/V-first beside
+    blocks-first and beside fused."""
+    tokenizer = Tokenizer.from_file(str(TRAINED / "tokenizer.json"))
+    texts = [tokenizer.encode(text).ids for text in ("17. März 1984", "the 21st of October, 2015")]
+    prompts = [[START, BOS]] * len(texts)
+    expected = generate(TRAINED, texts, prompts, NUM_NEW_TOKENS)
+    jobs = [
+        Job(
+            str(TRAINED), prompts, NUM_NEW_TOKENS, ENGINE_ARGS | {"num_gpu_blocks_override": 40},
+            texts=texts,
+            backend_per_kind={"full_attention": "ROCM_ATTN", "cross_attention": cross},
+        )
+        for cross in ("TRITON_ATTN", "CPU_ATTN")
+    ]  # fmt: skip
+    for result in machines["rocm"].run(*jobs):
+        assert result.tokens == expected, result.error
 
 
 def test_pages_of_several_kernel_blocks(machines, case):
