@@ -106,6 +106,13 @@ def test_every_pair_of_backends_over_one_allocation(machines, case):
         assert result.tokens == case.expected, (own, cross)
 
 
+def test_every_pair_of_backends_that_cuda_has(machines, case):
+    results = machines["cuda"].run(*(case.mixed(*pair) for pair in OTHER_PAIRS))
+    for (own, cross), result in zip(OTHER_PAIRS, results):
+        assert kinds(result.backends) == ({own.split()[0]}, {cross.split()[0]}), result.error
+        assert result.tokens == case.expected, (own, cross)
+
+
 def test_a_trained_model(machines):
     """Not random weights, whose tokens say little of each other: dates in, dates out, K/V-first beside
     blocks-first and beside fused."""
