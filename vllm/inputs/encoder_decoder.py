@@ -166,8 +166,9 @@ class EncoderDecoderPreprocessor:
         if TEXT not in self.processor.info.supported_mm_limits:
             wanted = " or ".join(self.processor.info.supported_mm_limits)
             raise ValueError(
-                f'the prompt has no {wanted}: the model needs one, as {{"prompt": ..., '
-                f'"multi_modal_data": {{"{wanted}": ...}}}}'
+                f"the prompt has no {wanted}: the model needs one, over HTTP as an image_url part of "
+                f'the prompt or message, in Python as {{"prompt": ..., "multi_modal_data": '
+                f'{{"{wanted}": ...}}}}'
             )
         return {TEXT: [prompt.content]}, ""
 

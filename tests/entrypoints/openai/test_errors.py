@@ -88,6 +88,11 @@ REFUSED = {
     "thinking_token_budget": 5, "repetition_detection": {},
     "logits_processors": ["x"], "mm_processor_kwargs": {"a": 1},
 }  # fmt: skip
+REFUSED |= {
+    "encoder_prompt": "x", "decoder_prompt": "x", "multi_modal_data": {"image": "x"},
+    "multi_modal_uuids": {"image": ["x"]}, "max_length": 9, "min_length": 2,
+    "no_repeat_ngram_size": 3, "forced_eos_token_id": 2, "num_beams": 4,
+}  # fmt: skip
 REFUSED_COMPLETION = {"suffix": "x", "prompt_embeds": "AAAA"}
 REFUSED_CHAT = {
     "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required",

@@ -205,6 +205,16 @@ class GenerationRequest(RequestFields):
         "mm_processor_kwargs": ({},),
         "best_of": (1,),
         "data_parallel_rank": (),
+        # Of prompts and models with an encoder, in LLM; over HTTP the prompt is the encoder's.
+        "encoder_prompt": (),
+        "decoder_prompt": (),
+        "multi_modal_data": ({},),
+        "multi_modal_uuids": ({},),
+        "max_length": (),
+        "min_length": (0,),
+        "no_repeat_ngram_size": (0,),
+        "forced_eos_token_id": (),
+        "num_beams": (1,),
     }
 
     model: str | None = None
