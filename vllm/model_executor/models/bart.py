@@ -54,7 +54,7 @@ LAYER_NORM_EPS = 1e-5
 _POSITION_OFFSET = 2
 
 # Part of a checkpoint's name -> (the fused layer's, the shard it becomes). First match counts.
-_STACKED = {
+STACKED_WEIGHTS = {
     ".encoder_attn.q_proj": (".encoder_attn.q_proj", None),
     ".encoder_attn.k_proj": (".encoder_attn.kv_proj", "k"),
     ".encoder_attn.v_proj": (".encoder_attn.kv_proj", "v"),
@@ -463,7 +463,7 @@ class BartForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsQuant)
             weights = _shared_once(weights)
         else:  # then nothing reads the shared table
             weights = (item for item in weights if item[0] != _SHARED)
-        loaded = load_stacked_weights(self, self._without_bias(weights), _STACKED)
+        loaded = load_stacked_weights(self, self._without_bias(weights), STACKED_WEIGHTS)
         self._adds_bias = bool(self.final_logits_bias.any())
         return loaded
 

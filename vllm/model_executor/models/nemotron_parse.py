@@ -19,7 +19,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import LayerNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.bart import _STACKED, BartScaledWordEmbedding
+from vllm.model_executor.models.bart import STACKED_WEIGHTS, BartScaledWordEmbedding
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.mbart import MBartDecoder
 from vllm.model_executor.models.nemotron_parse_processor import (
@@ -159,7 +159,7 @@ class NemotronParseForConditionalGeneration(nn.Module, SupportsMultiModal):
         """Load weights by the published checkpoint's names."""
         encoder_weights: dict[str, torch.Tensor] = {}
         decoder_weights = self._decoder_weights(weights, encoder_weights)
-        loaded = load_stacked_weights(self, decoder_weights, _STACKED)
+        loaded = load_stacked_weights(self, decoder_weights, STACKED_WEIGHTS)
         names = AutoWeightsLoader(self.encoder).load_weights(encoder_weights.items())
         return loaded | {f"encoder.{name}" for name in names}
 

@@ -4,22 +4,16 @@ the decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
-from vllm.multimodal.parse import MultiModalDataItems
-from vllm.multimodal.processing import (
-    BaseDummyInputsBuilder,
-    BaseProcessingInfo,
-    EncDecMultiModalProcessor,
-    PromptReplacement,
-    PromptUpdate,
-)
+from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseProcessingInfo
 from vllm.multimodal.processing.context import TokenizeParams
+from vllm.multimodal.processing.one_item import OneItemEncDecProcessor
 from vllm.transformers_utils.nemotron_parse import num_encoder_tokens
 
 if TYPE_CHECKING:
@@ -30,8 +24,6 @@ if TYPE_CHECKING:
 
 PIXEL_VALUES = "pixel_values"
 WHITE = (255, 255, 255)
-# Stands for an encoder token; never an input of the model.
-_PLACEHOLDER_TOKEN_ID = 0
 
 
 def fit_to_page(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -116,13 +108,11 @@ class NemotronParseDummyInputsBuilder(BaseDummyInputsBuilder[NemotronParseProces
         return {"image": self._get_dummy_images(width=width, height=height, num_images=count)}
 
 
-class NemotronParseMultiModalProcessor(EncDecMultiModalProcessor[NemotronParseProcessingInfo]):
+class NemotronParseMultiModalProcessor(OneItemEncDecProcessor[NemotronParseProcessingInfo]):
     """Makes pixels of the image; the text of a prompt is the decoder's."""
 
-    def create_encoder_prompt(
-        self, prompt: str | list[int], mm_items: MultiModalDataItems
-    ) -> str | list[int]:
-        return [_PLACEHOLDER_TOKEN_ID]
+    modality = "image"
+    argument = PIXEL_VALUES
 
     def _call_hf_processor(
         self,
@@ -146,16 +136,5 @@ class NemotronParseMultiModalProcessor(EncDecMultiModalProcessor[NemotronParsePr
         pixels = [torch.from_numpy(np.array(page)).permute(2, 0, 1).contiguous() for page in pages]
         return BatchFeature({PIXEL_VALUES: pixels})
 
-    def _get_mm_fields_config(
-        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> Mapping[str, MultiModalFieldConfig]:
-        return {PIXEL_VALUES: MultiModalFieldConfig.batched("image")}
-
-    def _get_prompt_updates(
-        self,
-        mm_items: MultiModalDataItems,
-        hf_processor_mm_kwargs: Mapping[str, object],
-        out_mm_kwargs: MultiModalKwargsItems,
-    ) -> Sequence[PromptUpdate]:
-        placeholders = [_PLACEHOLDER_TOKEN_ID] * num_encoder_tokens(self.info.image_size)
-        return [PromptReplacement("image", [_PLACEHOLDER_TOKEN_ID], placeholders)]
+    def num_encoder_tokens(self, item: MultiModalKwargsItem) -> int:
+        return num_encoder_tokens(self.info.image_size)

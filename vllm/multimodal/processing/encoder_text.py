@@ -7,25 +7,20 @@ Modality "text": a string, or token ids as the tokenizer would make them. The mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
-from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.processing.context import BaseProcessingInfo
 from vllm.multimodal.processing.dummy_inputs import BaseDummyInputsBuilder
-from vllm.multimodal.processing.processor import EncDecMultiModalProcessor
-from vllm.multimodal.processing.prompt_updates import PromptReplacement, PromptUpdate
+from vllm.multimodal.processing.one_item import PLACEHOLDER_TOKEN_ID, OneItemEncDecProcessor
 
 if TYPE_CHECKING:
     from transformers import BatchFeature
 
     from vllm.config.multimodal import BaseDummyOptions
     from vllm.inputs import MultiModalDataDict
-
-# Stands for an encoder token; never an input of the model.
-_PLACEHOLDER_TOKEN_ID = 0
 
 
 class TextProcessingInfo(BaseProcessingInfo):
@@ -66,16 +61,14 @@ class TextDummyInputsBuilder(BaseDummyInputsBuilder[TextProcessingInfo]):
         mm_options: Mapping[str, BaseDummyOptions],
     ) -> MultiModalDataDict:
         longest = self.info.get_mm_max_tokens_per_item(seq_len, mm_counts)["text"]
-        return {"text": [[_PLACEHOLDER_TOKEN_ID] * longest] * mm_counts.get("text", 0)}
+        return {"text": [[PLACEHOLDER_TOKEN_ID] * longest] * mm_counts.get("text", 0)}
 
 
-class TextEncDecProcessor(EncDecMultiModalProcessor[TextProcessingInfo]):
-    """Tokenises the encoder's text; its prompt is a placeholder for each token of it."""
+class TextEncDecProcessor(OneItemEncDecProcessor[TextProcessingInfo]):
+    """Tokenises the encoder's text."""
 
-    def create_encoder_prompt(
-        self, prompt: str | list[int], mm_items: MultiModalDataItems
-    ) -> str | list[int]:
-        return [_PLACEHOLDER_TOKEN_ID]
+    modality = "text"
+    argument = "encoder_input_ids"
 
     def _call_hf_processor(
         self,
@@ -94,7 +87,7 @@ class TextEncDecProcessor(EncDecMultiModalProcessor[TextProcessingInfo]):
             )
         texts = mm_data["texts"]
         ids = [self._token_ids(index, text, tok_kwargs) for index, text in enumerate(texts)]
-        return BatchFeature({"encoder_input_ids": [torch.tensor(one) for one in ids]})
+        return BatchFeature({self.argument: [torch.tensor(one) for one in ids]})
 
     def _token_ids(
         self, index: int, text: str | list[int], tok_kwargs: Mapping[str, object]
@@ -123,19 +116,5 @@ class TextEncDecProcessor(EncDecMultiModalProcessor[TextProcessingInfo]):
                 "this model's encoder can hold"
             )
 
-    def _get_mm_fields_config(
-        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
-    ) -> Mapping[str, MultiModalFieldConfig]:
-        return {"encoder_input_ids": MultiModalFieldConfig.batched("text")}
-
-    def _get_prompt_updates(
-        self,
-        mm_items: MultiModalDataItems,
-        hf_processor_mm_kwargs: Mapping[str, object],
-        out_mm_kwargs: MultiModalKwargsItems,
-    ) -> Sequence[PromptUpdate]:
-        def placeholders(item_idx: int) -> list[int]:
-            item = out_mm_kwargs.require_data()["text"][item_idx]
-            return [_PLACEHOLDER_TOKEN_ID] * len(item["encoder_input_ids"].data)
-
-        return [PromptReplacement("text", [_PLACEHOLDER_TOKEN_ID], placeholders)]
+    def num_encoder_tokens(self, item: MultiModalKwargsItem) -> int:
+        return len(item[self.argument].data)
