@@ -31,6 +31,9 @@ class NoKVConnector:
         """Whether it works inside the forward pass, layer by layer."""
         return False
 
+    def handle_preemptions(self, step: SchedulerOutput) -> None:
+        """Before the step writes to any page."""
+
     def begin(self, step: SchedulerOutput) -> None:
         """Before the forward pass, inside its forward context."""
 
@@ -61,12 +64,14 @@ class WorkerKVConnector(NoKVConnector):
     def uses_layer_hooks(self) -> bool:
         return self.connector.uses_layer_hooks
 
+    def handle_preemptions(self, step: SchedulerOutput) -> None:
+        if step.preempted_req_ids and step.kv_connector_metadata is not None:
+            self.connector.handle_preemptions(step.kv_connector_metadata)
+
     def begin(self, step: SchedulerOutput) -> None:
         metadata = step.kv_connector_metadata
         if metadata is None:
             return
-        if step.preempted_req_ids:
-            self.connector.handle_preemptions(metadata)
         self.connector.bind_connector_metadata(metadata)
         self.connector.start_load_kv(get_forward_context())
 

@@ -173,6 +173,7 @@ class GPUModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         """Runs the model over the step's tokens. None: call `sample_tokens` for the output."""
+        self.kv_connector.handle_preemptions(scheduler_output)
         self._update_states(scheduler_output)
         self.pages.prepare(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:

@@ -144,7 +144,8 @@ class KVConnectorBase_V1(ABC):  # noqa: N801
         allocations; layers may share one)."""
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """The step's metadata, before pages of preempted requests are written to by others."""
+        """The step's metadata, if requests were preempted: their pages still hold what they did, and
+        when this returns they are zeroed, copied over and written to by others."""
 
     @abstractmethod
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
