@@ -14,7 +14,7 @@ from vllm.plugins import load_general_plugins
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-    from vllm.v1.worker.kv_cache_report import KVCacheReport
+    from vllm.v1.worker.kv_cache_places import KVCacheReport
 
 # Enough to see how pages lie; a start has as many as fit into memory.
 DEFAULT_NUM_PAGES = 4

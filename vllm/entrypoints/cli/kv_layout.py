@@ -15,7 +15,7 @@ from vllm.platforms.planned import PLANNED_PLATFORMS
 
 if TYPE_CHECKING:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.worker.kv_cache_report import KVCacheReport
+    from vllm.v1.worker.kv_cache_places import KVCacheReport
 
 DESCRIPTION = "Show where the pages of a model's KV cache lie, and whether layers may share."
 BRIEF_HELP = f"""\

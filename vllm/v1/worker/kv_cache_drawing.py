@@ -9,7 +9,7 @@ from html import escape
 from itertools import pairwise
 
 from vllm.v1.kv_cache_geometry import KVCacheGeometry
-from vllm.v1.worker.kv_cache_report import AllocationReport, KVCacheReport, LayerReport
+from vllm.v1.worker.kv_cache_places import AllocationReport, KVCacheReport, LayerReport
 
 MAX_PAGES = 16
 MAX_SEGMENTS = 96

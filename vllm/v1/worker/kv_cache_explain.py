@@ -14,7 +14,7 @@ from vllm.v1.worker.kv_cache_drawing import (
     draw_row,
     layer_note,
 )
-from vllm.v1.worker.kv_cache_report import AllocationReport, KVCacheReport, LayerReport
+from vllm.v1.worker.kv_cache_places import AllocationReport, KVCacheReport, LayerReport
 
 RULE = (
     "A page is one group's at a time: page p of one layer may lie where page p of the other does, "
