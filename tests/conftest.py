@@ -20,7 +20,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # No deadlines: a busy machine is no fault. In CI the same examples each time.
 settings.register_profile("dev", deadline=None, print_blob=True)
-settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile(
+    "ci", deadline=None, print_blob=True, derandomize=True, report_multiple_bugs=False
+)
 settings.load_profile("ci" if os.getenv("CI") else "dev")
 
 

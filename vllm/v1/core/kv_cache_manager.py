@@ -162,7 +162,8 @@ class KVCacheManager:
         Args:
             num_new_computed_tokens, new_computed_blocks: what `get_computed_blocks` found.
             num_lookahead_tokens: further slots, whose content is not cached.
-            num_external_computed_tokens: tokens that a connector brings.
+            num_external_computed_tokens: tokens that a connector brings. Then blocks of encoder
+                output are not made known yet: a connector fills those that are not.
             delay_cache_blocks: do not make full blocks known: their content is still on its way.
             num_encoder_tokens: tokens of the encoder's output; given with the first step. Blocks for
                 them that are not among `new_computed_blocks` are taken to be filled by that step.
@@ -213,7 +214,7 @@ class KVCacheManager:
             # any, so that requests of one step can share them. Lookahead tokens are guesses.
             known_tokens = min(num_computed + num_new_tokens, request.num_tokens)
             self.coordinator.cache_blocks(request, known_tokens)
-        if num_encoder_tokens and not delay_cache_blocks:
+        if num_encoder_tokens and not delay_cache_blocks and not num_external_computed_tokens:
             self.coordinator.cache_encoder_blocks(request)
         return KVCacheBlocks(new_blocks)
 
@@ -235,6 +236,10 @@ class KVCacheManager:
             self.coordinator.cache_blocks(request, num_computed_tokens)
         if request.has_encoder_inputs:
             self.coordinator.cache_encoder_blocks(request)
+
+    def cache_encoder_blocks(self, request: Request) -> None:
+        """Makes the blocks of the request's encoder output known, which a connector fills."""
+        self.coordinator.cache_encoder_blocks(request)
 
     def evict_blocks(self, block_ids: set[int]) -> None:
         """Forgets the content of these blocks."""

@@ -212,6 +212,21 @@ def test_lost_encoder_output_is_made_anew(is_async):
     assert computed == (0 if is_async else 1) + 9 + 1
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_encoder_output_that_others_hold_is_not_loaded_again(is_async):
+    """The pages have their content, and a peer reads them: a load that fails must not touch them."""
+    engine = make_engine(30, full_spec(4), cross_spec(4))
+    features = [make_feature("picture", 11)]
+    ask(engine, Plan(keep_steps=6), "first", [3] * 9, 1, hash_block_size=4, mm_features=features)
+    engine.step()
+    for page in range(6):
+        plan = Plan(num_tokens=5, is_async=is_async, failing_page=page)
+        ask(engine, plan, f"r{page}", [4 + page] * 9, 2, hash_block_size=4, mm_features=features)
+    engine.run()
+    assert engine.model.encoded == ["picture"]
+    assert all(engine.finish_reason(f"r{page}") is FinishReason.LENGTH for page in range(6))
+
+
 def test_prompt_logprobs_need_the_whole_prompt():
     """A request that asks for something about each prompt token computes each of them."""
     engine = make_engine(20)

@@ -118,7 +118,7 @@ class TimedConnector(KVConnectorBase_V1, SupportsHMA):
             assert len(group) >= last, "a token that is to be loaded has no page"
             for place in range(first, last):
                 # Pages with a hash have their content: found in the cache.
-                known = is_cross and group[place].block_hash is not None and plan.is_async
+                known = is_cross and group[place].block_hash is not None
                 if not group[place].is_null and not known:
                     pages.append((group_id, place, group[place].block_id))
         self._metadata.loads.append(

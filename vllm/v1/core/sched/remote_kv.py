@@ -193,6 +193,8 @@ class RemoteKV(NoRemoteKV):
         if remote.is_async:
             request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
             self.loading[request.request_id] = request
+        elif remote.num_loaded and request.has_encoder_inputs:
+            self.kv_cache_manager.cache_encoder_blocks(request)
 
     def taken(self, request: Request) -> None:
         self.loaded.remove(request)

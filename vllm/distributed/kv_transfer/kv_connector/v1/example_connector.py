@@ -166,7 +166,7 @@ class ExampleConnector(KVConnectorBase_V1, SupportsHMA):
         """Encoder output that was found in the cache is not written again: others read it."""
         return tuple(
             [
-                0 if isinstance(spec, CrossAttentionSpec) and block.block_hash and self._is_async
+                0 if isinstance(spec, CrossAttentionSpec) and block.block_hash
                 else block.block_id
                 for block in group
             ]
