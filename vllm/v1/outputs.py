@@ -60,10 +60,12 @@ class LogprobsTensors(NamedTuple):
 
 @dataclass
 class SamplerOutput:
-    """sampled_token_ids: (num_reqs, 1) int32 on the device."""
+    """On the device. sampled_token_ids: (num_reqs, 1) int32."""
 
     sampled_token_ids: torch.Tensor
     logprobs_tensors: LogprobsTensors | None
+    # (num_reqs,) bool: every token was forbidden, so that the one taken is none to be told.
+    has_none: torch.Tensor | None = None
 
 
 @dataclass
@@ -93,12 +95,23 @@ class KVConnectorOutput:
         )
 
 
+@dataclass(frozen=True)
+class RequestFailure:
+    """Why a request of a step cannot go on, in words for its user. `is_computed` False: the step
+    has written none of its keys and values."""
+
+    message: str
+    is_computed: bool = True
+
+
 @dataclass
 class ModelRunnerOutput:
     """What a step gave, a request at `req_id_to_index[req_id]` of each list.
 
     `sampled_token_ids` is empty for a request whose prompt is not computed to its end yet.
     `prompt_logprobs_dict` holds a request's prompt logprobs in the step that completes its prompt.
+    `failures`: requests of the step that are to end with an error, by id; they need not be among
+    `req_ids`.
     """
 
     req_ids: list[str]
@@ -108,6 +121,7 @@ class ModelRunnerOutput:
     prompt_logprobs_dict: dict[str, LogprobsLists | None] = field(default_factory=dict)
     kv_connector_output: KVConnectorOutput | None = None
     num_nans_in_logits: dict[str, int] | None = None
+    failures: dict[str, RequestFailure] = field(default_factory=dict)
 
     @staticmethod
     def with_kv_conn_output_only(

@@ -63,6 +63,20 @@ def test_a_row_without_a_distribution_gives_a_token_all_the_same(value):
     assert out[1] == alone(logits[1:].clone(), row, alone_states).sampled_token_ids[0, 0]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_whose_every_token_is_forbidden_is_named(temperature):
+    """One allowed token, which is a stop token before `min_tokens`; its neighbours draw. Guards
+    against a forbidden token that is told as if it were one."""
+    torch.manual_seed(0)
+    forbidden = SamplingParams(
+        temperature=temperature, allowed_token_ids=[7], stop_token_ids=[7], min_tokens=2
+    )
+    beside = [SamplingParams(temperature=t, top_k=3, seed=1) for t in (0.0, 1.0)]
+    sampler, states, rows = make([beside[0], forbidden, beside[1]])
+    output = sampler(torch.randn(3, 50), rows, states)
+    assert output.has_none.tolist() == [False, True, False]
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.v1.core.sched import transfers
 from tests.v1.core.utils import (
     Engine,
+    FakeModel,
     cross_spec,
     full_spec,
     make_feature,
@@ -15,7 +17,9 @@ from tests.v1.core.utils import (
     make_scheduler,
     window_spec,
 )
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import FinishReason
+from vllm.v1.outputs import ModelRunnerOutput, RequestFailure
 from vllm.v1.request import Request, RequestStatus
 
 CROSS = 1
@@ -265,3 +269,60 @@ def test_passes_and_hits_are_counted():
     outputs = engine.scheduler.update_from_output(step, engine.model.run(step))
     stats = outputs[0].scheduler_stats.encoder_stats
     assert (stats.num_encoded, stats.num_found) == (2, 3)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_what_a_connector_loads_is_no_hit(is_async):
+    """Encoder output that came with the tokens was neither encoded nor in the cache; when the next
+    request finds it there, it was."""
+    engine = transfers.make_engine(40, full_spec(), cross_spec())
+    plan = transfers.Plan(num_tokens=32, is_async=is_async)
+    feature = make_feature("x", 20)
+    transfers.ask(engine, plan, "a", [7] * 40, 1, mm_features=[feature])
+    assert _counted(engine) == (0, 0)
+    engine.add(with_input("b", "x", 20))
+    assert _counted(engine) == (0, 1) and engine.model.encoded == []
+
+
+def _counted(engine: Engine) -> tuple[int, int]:
+    """Runs all requests; inputs that were encoded, and found."""
+    counted = []
+    while engine.scheduler.has_requests():
+        step = engine.scheduler.schedule()
+        outputs = engine.scheduler.update_from_output(step, engine.model.run(step))
+        counted += [o.scheduler_stats.encoder_stats for o in outputs.values() if o.scheduler_stats]
+    return sum(one.num_encoded for one in counted), sum(one.num_found for one in counted)
+
+
+class FailingModel(FakeModel):
+    """Makes nothing of the input "bad": what its requests write is lost."""
+
+    def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        output = super().run(step)
+        for new in step.scheduled_new_reqs:
+            if any(feature.identifier == "bad" for feature in new.mm_features):
+                output.failures[new.req_id] = RequestFailure("no good", is_computed=False)
+                for page, offset in list(self._slots):
+                    if any(page in ids for ids in new.block_ids):
+                        del self._slots[page, offset]
+        return output
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_an_input_that_cannot_be_encoded(caching: bool):
+    """The requests that have it end with the reason, as the engine's fault; others go on; their pages
+    are free and found by nobody: the same input is encoded when it is asked for again."""
+    engine = make_engine(usable_pages=40, enable_prefix_caching=caching)
+    free = num_free(engine)
+    good, engine.model = engine.model, FailingModel(engine.model._specs)
+    engine.add(*[with_input(name, "bad", 40, [5] * 20) for name in "ab"], with_input("c", "y", 10))
+    engine.run()
+    for name in "ab":
+        (last,) = engine.outputs[name]
+        assert last.finish_reason is FinishReason.ERROR and not last.new_token_ids
+        assert last.error_message == "no good" and last.is_engine_fault
+    assert len(engine.tokens("c")) == 3 and num_free(engine) == free
+    good._slots, engine.model = engine.model._slots, good
+    engine.add(with_input("again", "bad", 40, [5] * 20))
+    engine.run()
+    assert engine.model.encoded == ["bad"] and len(engine.tokens("again")) == 3

@@ -73,7 +73,7 @@ class EncoderInputs:
         self._stats.num_encoded += len(input_ids)
 
     def found(self, request: Request) -> None:
-        """The request was admitted and needs no encoding."""
+        """The request was admitted, and its inputs' keys and values are in the KV cache."""
         # One that was preempted finds what it left itself: that is no hit.
         if request.num_preemptions == 0:
             self._stats.num_found += request.num_encoder_inputs

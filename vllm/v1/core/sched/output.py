@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -110,6 +111,17 @@ class SchedulerOutput:
     kv_connector_metadata: KVConnectorMetadata | None = None
     new_block_ids_to_zero: list[int] | None = None
     kv_cache_block_copies: list[KVCacheBlockCopy] | None = None
+
+    def without(self, req_ids: Collection[str]) -> SchedulerOutput:
+        """The step without the tokens and encoder inputs of these requests."""
+        num_tokens = {r: n for r, n in self.num_scheduled_tokens.items() if r not in req_ids}
+        encoded = {r: i for r, i in self.scheduled_encoder_inputs.items() if r not in req_ids}
+        return replace(
+            self,
+            num_scheduled_tokens=num_tokens,
+            total_num_scheduled_tokens=sum(num_tokens.values()),
+            scheduled_encoder_inputs=encoded,
+        )
 
     @classmethod
     def make_empty(cls) -> SchedulerOutput:

@@ -36,11 +36,11 @@ from vllm.v1.core.sched.request_queue import (
     get_order_key,
 )
 from vllm.v1.core.sched.step_plan import StepPlan
-from vllm.v1.core.sched.utils import append_until_stop, last_output, remove_all
+from vllm.v1.core.sched.utils import address, append_until_stop, last_output, remove_all
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, RequestFailure
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Scheduler(SchedulerInterface):
             self._start(request, num_tokens, plan)
         if must_encode:
             encoder.encode(request, plan)
-        else:
+        elif all_hits is not None:
             encoder.found(request)
         return Admission.ADMITTED
 
@@ -292,6 +292,7 @@ class Scheduler(SchedulerInterface):
         remote_output = model_runner_output.kv_connector_output
         for request in self.remote_kv.take_in(remote_output, self.running):
             self._lose(request)
+        self._take_failures(scheduler_output, model_runner_output.failures)
         by_client: dict[int, list[EngineCoreOutput]] = defaultdict(list)
         stopped: dict[Request, EngineCoreOutput] = {}
         for request_id in scheduler_output.num_scheduled_tokens:
@@ -314,7 +315,26 @@ class Scheduler(SchedulerInterface):
             self.check_integrity()
         has_news = by_client or remote_output is not None or scheduler_output.finished_req_ids
         has_news = has_news or scheduler_output.num_scheduled_tokens
-        return self._address(by_client, self.make_stats() if has_news else None)
+        finished = self._finished_by_client
+        if finished is not None:
+            self._finished_by_client = defaultdict(set)
+        return address(by_client, finished or {}, self.make_stats() if has_news else None)
+
+    def _take_failures(
+        self, scheduler_output: SchedulerOutput, failures: dict[str, RequestFailure]
+    ) -> None:
+        """Ends requests that cannot go on. Of those that were not computed nothing is kept, also if
+        they were ended from outside while the step ran."""
+        for new in scheduler_output.scheduled_new_reqs if failures else ():
+            if new.req_id in failures and not failures[new.req_id].is_computed:
+                pages = {page for ids in new.block_ids for page in ids if page}
+                self.kv_cache_manager.evict_blocks(pages)
+        for request_id, failure in failures.items():
+            request = self.requests.get(request_id)
+            if request is not None and request.status is RequestStatus.RUNNING:
+                self.running.remove(request)
+                request.is_engine_fault = not failure.is_computed
+                self._fail(request, failure.message)
 
     def _update_request(
         self, request: Request, output: ModelRunnerOutput
@@ -341,21 +361,6 @@ class Scheduler(SchedulerInterface):
             prefill_stats=request.take_prefill_stats() if new_tokens else None,
             num_nans_in_logits=(output.num_nans_in_logits or {}).get(request_id, 0),
         )
-
-    def _address(
-        self, by_client: dict[int, list[EngineCoreOutput]], stats: SchedulerStats | None
-    ) -> dict[int, EngineCoreOutputs]:
-        """An envelope for each client that is to be told something; stats go with the first."""
-        outputs = {client: EngineCoreOutputs(outputs=made) for client, made in by_client.items()}
-        if self._finished_by_client:
-            for client, request_ids in self._finished_by_client.items():
-                outputs.setdefault(client, EngineCoreOutputs()).finished_requests = request_ids
-            self._finished_by_client = defaultdict(set)
-        if stats is not None:
-            if not outputs:
-                outputs[0] = EngineCoreOutputs()
-            next(iter(outputs.values())).scheduler_stats = stats
-        return outputs
 
     # --- Requests come and go ---
 

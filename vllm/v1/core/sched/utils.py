@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from vllm.v1.engine import EngineCoreOutput
+from collections.abc import Mapping
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -58,3 +61,19 @@ def last_output(request: Request) -> EngineCoreOutput:
         error_message=request.error_message,
         is_engine_fault=request.is_engine_fault,
     )
+
+
+def address(
+    by_client: Mapping[int, list[EngineCoreOutput]],
+    finished_by_client: Mapping[int, set[str]],
+    stats: SchedulerStats | None,
+) -> dict[int, EngineCoreOutputs]:
+    """An envelope for each client that is to be told something; stats go with the first."""
+    outputs = {client: EngineCoreOutputs(outputs=made) for client, made in by_client.items()}
+    for client, request_ids in finished_by_client.items():
+        outputs.setdefault(client, EngineCoreOutputs()).finished_requests = request_ids
+    if stats is not None:
+        if not outputs:
+            outputs[0] = EngineCoreOutputs()
+        next(iter(outputs.values())).scheduler_stats = stats
+    return outputs

@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
+from vllm.logger import init_logger
 from vllm.model_executor.models.interfaces import (
     SupportsMultiModal,
     supports_ragged_encoder_inputs,
 )
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
+from vllm.v1.outputs import RequestFailure
+
+logger = init_logger(__name__)
 
 
 class EncoderRunner:
@@ -39,6 +43,19 @@ class EncoderRunner:
             outputs.update(zip(indices, self._run_batch(batch), strict=True))
         return [outputs[index] for index in range(len(features))]
 
+    def run_each(
+        self, features: Sequence[MultiModalFeatureSpec]
+    ) -> list[torch.Tensor | Exception]:
+        """As `run`, but what is raised for an input stands in its place, and the others' outputs
+        are made all the same."""
+        try:
+            return list(self.run(features))
+        except Exception as error:  # Whatever the model makes of an input is that input's alone.
+            if len(features) == 1:
+                logger.debug("an encoder input", exc_info=error)
+                return [error]
+        return [self.run_each([feature])[0] for feature in features]
+
     def _batch_key(self, feature: MultiModalFeatureSpec) -> Hashable:
         if self._takes_unequal:
             return feature.modality
@@ -56,6 +73,13 @@ class EncoderRunner:
                 f"for {features[0].modality} inputs of {wanted}, as their processor announced"
             )
         return outputs
+
+
+def encoder_failure(modality: str, error: Exception) -> RequestFailure:
+    """What its user is told of a request whose encoder input raised `error`."""
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    message = f"its {modality} input could not be encoded: {said}"
+    return RequestFailure(message, is_computed=False)
 
 
 def _shape(data: Any) -> Hashable:

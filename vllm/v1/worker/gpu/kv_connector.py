@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ class NoKVConnector:
     def begin(self, step: SchedulerOutput) -> None:
         """Before the forward pass, inside its forward context."""
 
+    def discard(self, req_ids: Collection[str]) -> None:
+        """The next step that begins computes nothing of these requests, whatever it says."""
+
     def end(self, step: SchedulerOutput) -> KVConnectorOutput | None:
         """After the forward pass: what the scheduler's half must know."""
         return None
@@ -59,6 +63,7 @@ class WorkerKVConnector(NoKVConnector):
     def __init__(self, connector: KVConnectorBase_V1, vllm_config: VllmConfig) -> None:
         self.connector = connector
         self._vllm_config = vllm_config
+        self._discarded: set[str] = set()
 
     @property
     def uses_layer_hooks(self) -> bool:
@@ -74,6 +79,12 @@ class WorkerKVConnector(NoKVConnector):
             return
         self.connector.bind_connector_metadata(metadata)
         self.connector.start_load_kv(get_forward_context())
+        if self._discarded:
+            self.connector.handle_failed_requests(self._discarded)
+            self._discarded = set()
+
+    def discard(self, req_ids: Collection[str]) -> None:
+        self._discarded = set(req_ids)
 
     def end(self, step: SchedulerOutput) -> KVConnectorOutput | None:
         connector = self.connector

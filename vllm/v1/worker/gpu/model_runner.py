@@ -8,6 +8,7 @@ but the sampling, which `sample_tokens` does; between them lies `ExecuteModelSta
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from vllm.model_executor.model_loader import get_model
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import KVConnectorOutput, LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, LogprobsLists, ModelRunnerOutput, RequestFailure
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu.attn_utils import (
     build_slot_mappings_by_layer,
@@ -32,6 +33,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, reasons_against_graphs
+from vllm.v1.worker.gpu.encoder_runner import encoder_failure
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
 from vllm.v1.worker.gpu.kv_connector import (
     NoKVConnector,
@@ -41,7 +43,7 @@ from vllm.v1.worker.gpu.kv_connector import (
 from vllm.v1.worker.gpu.kv_cache_pages import KVCachePages
 from vllm.v1.worker.gpu.model_states import init_model_state
 from vllm.v1.worker.gpu.sample.prompt_logprobs import PromptLogprobs
-from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.sample.sampler import NOTHING_TO_TAKE, Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 logger = init_logger(__name__)
@@ -66,6 +68,7 @@ class GPUModelRunner:
         self.kv_caches: list[torch.Tensor] = []
         self.kv_connector = NoKVConnector()
         self._pending: ExecuteModelState | None = None
+        self._failures: dict[str, RequestFailure] = {}
         self._forward: Callable[[InputBatch, SchedulerOutput], torch.Tensor] = self._run_eagerly
 
     # Start
@@ -176,14 +179,29 @@ class GPUModelRunner:
         self.kv_connector.handle_preemptions(scheduler_output)
         self._update_states(scheduler_output)
         self.pages.prepare(scheduler_output)
+        self._failures = self._encode(scheduler_output)
+        if self._failures:
+            scheduler_output = scheduler_output.without(self._failures)
+            self.kv_connector.discard(self._failures)
         if scheduler_output.total_num_scheduled_tokens == 0:
-            return self.kv_connector.run_without_tokens(scheduler_output)
+            output = self.kv_connector.run_without_tokens(scheduler_output)
+            return replace(output, failures=self._failures) if self._failures else output
         batch = self.batch_builder.build(scheduler_output, self.states)
-        self.model_state.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)
         hidden_states = self._forward(batch, scheduler_output)
         transferred = self.kv_connector.end(scheduler_output)
         self._pending = ExecuteModelState(batch, hidden_states, transferred)
         return None
+
+    def _encode(self, scheduler_output: SchedulerOutput) -> dict[str, RequestFailure]:
+        """Runs the encoder over the step's inputs. Returns the requests that have one of which it
+        made nothing: those that were to encode it, and those that were to use its pages."""
+        errors = self.model_state.execute_mm_encoder(scheduler_output.scheduled_encoder_inputs)
+        return {
+            request.req_id: encoder_failure(feature.modality, errors[feature.identifier])
+            for request in (scheduler_output.scheduled_new_reqs if errors else ())
+            for feature in request.mm_features
+            if feature.identifier in errors
+        }
 
     def _run_eagerly(self, batch: InputBatch, scheduler_output: SchedulerOutput) -> torch.Tensor:
         """The model's hidden states of `batch`: (num_tokens, hidden)."""
@@ -227,6 +245,7 @@ class GPUModelRunner:
             logprobs=logprobs,
             prompt_logprobs_dict=prompt_logprobs,
             kv_connector_output=transferred,
+            failures=self._failures,
         )
 
     def _sample(
@@ -239,8 +258,12 @@ class GPUModelRunner:
         output = self.sampler(logits, rows, self.states)
         token_ids = output.sampled_token_ids.squeeze(-1).cpu().numpy()
         self.states.append_tokens(rows, token_ids)
-        for i, token_id in zip(batch.sampling.tolist(), token_ids.tolist()):
-            sampled[i].append(token_id)
+        has_none = output.has_none.cpu().tolist()
+        for i, token_id, is_none in zip(batch.sampling.tolist(), token_ids.tolist(), has_none):
+            if is_none:
+                self._failures[batch.req_ids[i]] = RequestFailure(NOTHING_TO_TAKE)
+            else:
+                sampled[i].append(token_id)
         if output.logprobs_tensors is None:
             return None
         first_row = np.zeros(batch.num_reqs + 1, dtype=np.int64)

@@ -17,7 +17,7 @@ A request's way through the scheduler's half:
 
 A step in the worker's half, whether or not it has tokens:
 
-    handle_preemptions, bind_connector_metadata, start_load_kv
+    handle_preemptions, bind_connector_metadata, start_load_kv, handle_failed_requests
       forward: wait_for_layer_load(layer), attention, save_kv_layer(layer)
     wait_for_save, get_finished, get_block_ids_with_load_errors, clear_connector_metadata
 
@@ -152,6 +152,10 @@ class KVConnectorBase_V1(ABC):  # noqa: N801
         """Starts whatever the step's metadata asks for. Pages that are loaded synchronously must be
         there when `wait_for_layer_load` returns. In a step without tokens `forward_context` has no
         attention metadata."""
+
+    def handle_failed_requests(self, req_ids: set[str]) -> None:
+        """After `start_load_kv`: these requests fail with the step that begins, which computes
+        nothing of them; what its metadata say of saving their tokens is void."""
 
     @abstractmethod
     def wait_for_layer_load(self, layer_name: str) -> None:

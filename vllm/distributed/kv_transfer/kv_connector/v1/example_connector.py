@@ -249,6 +249,9 @@ class ExampleConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(metadata, ExampleConnectorMetadata)
         self._worker.start_step(metadata)
 
+    def handle_failed_requests(self, req_ids: set[str]) -> None:
+        self._worker.drop_saves(req_ids)
+
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: `start_load_kv` has loaded all layers."""
 

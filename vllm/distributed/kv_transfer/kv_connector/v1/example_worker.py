@@ -59,6 +59,12 @@ class ExampleConnectorWorker:
         """
         self._layers = access_layers(kv_caches, vllm_config, kv_cache_config)
 
+    def drop_saves(self, req_ids: set[str]) -> None:
+        """The step computes nothing of these requests."""
+        for req_id in req_ids:
+            self._buffers.pop(req_id, None)
+        self._saves = [save for save in self._saves if save.req_id not in req_ids]
+
     def start_step(self, metadata: ExampleConnectorMetadata) -> None:
         """Loads what is to be there before the step, and starts to read the rest."""
         for req_id in metadata.dropped:

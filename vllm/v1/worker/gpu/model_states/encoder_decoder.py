@@ -41,14 +41,21 @@ class EncoderDecoderModelState(ModelState):
         for mm_hash in mm_hashes:
             self._outputs.pop(mm_hash, None)
 
-    def execute_mm_encoder(self, scheduled_encoder_inputs: dict[str, list[int]]) -> None:
+    def execute_mm_encoder(
+        self, scheduled_encoder_inputs: dict[str, list[int]]
+    ) -> dict[str, Exception]:
         features = [
             self._features[req_id][input_id]
             for req_id, input_ids in scheduled_encoder_inputs.items()
             for input_id in input_ids
         ]
-        for feature, output in zip(features, self._encoder.run(features), strict=True):
-            self._outputs[feature.identifier] = output
+        errors = {}
+        for feature, output in zip(features, self._encoder.run_each(features), strict=True):
+            if isinstance(output, Exception):
+                errors[feature.identifier] = output
+            else:
+                self._outputs[feature.identifier] = output
+        return errors
 
     def prepare_inputs(self, batch: InputBatch) -> dict[str, Any]:
         outputs = [

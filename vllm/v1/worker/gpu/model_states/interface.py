@@ -30,14 +30,18 @@ class ModelState(ABC):
     def remove_request(self, req_id: str) -> None:
         """A request is gone."""
 
-    def execute_mm_encoder(self, scheduled_encoder_inputs: dict[str, list[int]]) -> None:
-        """Runs the encoder over these inputs: request id -> which of its `mm_features`.
+    def execute_mm_encoder(
+        self, scheduled_encoder_inputs: dict[str, list[int]]
+    ) -> dict[str, Exception]:
+        """Runs the encoder over these inputs: request id -> which of its `mm_features`. Returns
+        what was raised for inputs that it made nothing of, by their identifier.
 
         Raises:
             ValueError: the model has no encoder.
         """
         if scheduled_encoder_inputs:
             raise ValueError(f"{type(self.model).__name__} has no encoder for the inputs of requests")
+        return {}
 
     def free_encoder_outputs(self, mm_hashes: list[str]) -> None:
         """Outputs of inputs with these identifiers are not needed any more."""

@@ -18,6 +18,10 @@ from vllm.v1.worker.gpu.sample.logprobs import gather_logprobs
 from vllm.v1.worker.gpu.sample.random import request_seed, uniform
 from vllm.v1.worker.gpu.states import RequestState
 
+NOTHING_TO_TAKE = (
+    "every token is forbidden: look at allowed_token_ids, bad_words, logit_bias, min_tokens, "
+    "no_repeat_ngram_size and logits processors"
+)
 _NO_LOGPROBS = -2
 _ALL_LOGPROBS = -1
 _SEED_BITS = (1 << 64) - 1
@@ -94,8 +98,11 @@ class Sampler:
             raw = raw.log_softmax(dim=-1)
             raw[beams] = logits[beams]
         token_ids = self._draw(logits, rows, states.total_len[rows])
+        # Of requests that go on with a beam the search decides: others of its beams may go on.
+        has_none = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) == -torch.inf
+        has_none[beams] = False
         logprobs = None if raw is None else self._logprobs(raw, token_ids, rows, len(beams) > 0)
-        return SamplerOutput(token_ids.to(torch.int32).unsqueeze(-1), logprobs)
+        return SamplerOutput(token_ids.to(torch.int32).unsqueeze(-1), logprobs, has_none)
 
     def _logprobs(
         self, raw: torch.Tensor, token_ids: torch.Tensor, rows: np.ndarray, are_logprobs: bool
