@@ -42,13 +42,15 @@ _OPTIONS = ("shared_storage_path", "load_async")
 
 @dataclass(frozen=True)
 class LoadTokens:
-    """Tokens `[begin, end)` of file `key` go into these pages, and all of its encoder output into
-    those of cross-attention. A page 0 is none; pages that have their content are 0 here."""
+    """Tokens `[begin, end)` of file `key` go into these pages, and all `num_encoder_tokens` of its
+    encoder output into those of cross-attention. A page 0 is none; pages that have their content
+    are 0 here."""
 
     req_id: str
     key: str
     begin: int
     end: int
+    num_encoder_tokens: int
     block_ids: tuple[list[int], ...]
     is_async: bool
 
@@ -142,6 +144,7 @@ class ExampleConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         request_id = request.request_id
+        num_encoder_tokens = sum(f.mm_position.length for f in request.mm_features)
         if num_external_tokens:
             begin = self._num_hits[request_id]
             index = self._num_stored[request_id] // TOKENS_PER_CHUNK - 1
@@ -151,15 +154,15 @@ class ExampleConnector(KVConnectorBase_V1, SupportsHMA):
                     self._keys[request_id][index],
                     begin,
                     begin + num_external_tokens,
+                    num_encoder_tokens,
                     self._pages_to_fill(blocks),
                     self._is_async,
                 )
             )
         keys = self._keys[request_id]
         if self._kv_transfer_config.is_kv_producer and keys:
-            num_encoder_tokens = sum(f.mm_position.length for f in request.mm_features)
             num_tokens = len(keys) * TOKENS_PER_CHUNK
-            if not self._files.path(keys[-1]).exists():
+            if self._files.num_stored_tokens(keys[-1:]) == 0:
                 self._saving[request_id] = _Saving(keys[-1], num_tokens, num_encoder_tokens)
 
     def _pages_to_fill(self, blocks: KVCacheBlocks) -> tuple[list[int], ...]:
@@ -231,9 +234,8 @@ class ExampleConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def reset_cache(self) -> bool | None:
-        self._files.remove_all()
         self._num_stored.clear()
-        return True
+        return self._files.remove_all()
 
     # --- The worker's half ---
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -18,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.prompt_files import (
     PromptFileError,
     PromptFiles,
     StoredPrompt,
+    in_one_line,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.token_access import LayerTokens, access_layers
 from vllm.logger import init_logger
@@ -74,10 +77,7 @@ class ExampleConnectorWorker:
             if load.is_async:
                 self._reading[load.req_id] = load, self._readers.submit(self._files.read, load.key)
                 continue
-            try:
-                self._fill(load, self._files.read(load.key))
-            except PromptFileError as error:
-                self._fail(load, error)
+            self._load(load, partial(self._files.read, load.key))
 
     # --- Loading ---
 
@@ -86,10 +86,7 @@ class ExampleConnectorWorker:
         over = {req_id for req_id, (_, read) in self._reading.items() if read.done()}
         for req_id in over:
             load, read = self._reading.pop(req_id)
-            try:
-                self._fill(load, read.result())
-            except PromptFileError as error:
-                self._fail(load, error)
+            self._load(load, read.result)
         return over
 
     def take_errors(self) -> set[int]:
@@ -97,32 +94,49 @@ class ExampleConnectorWorker:
         errors, self._errors = self._errors, set()
         return errors
 
-    def _fill(self, load: LoadTokens, prompt: StoredPrompt) -> None:
-        for name, layer in self._layers.items():
-            tokens = {part: prompt.tensors.get(f"{name}.{part}") for part in layer.parts}
-            if any(value is None for value in tokens.values()):
-                raise PromptFileError(f"{self._files.path(load.key)} lacks layer {name}")
-            pages, begin, end = load.block_ids[layer.group], load.begin, load.end
-            if isinstance(layer.spec, CrossAttentionSpec):
-                begin, end = 0, len(next(iter(tokens.values())))
-            self._check_window(layer, load, prompt.first_tokens[name])
-            try:
-                layer.write(pages, begin, {part: t[begin:end] for part, t in tokens.items()})
-            except (ValueError, IndexError) as error:
-                raise PromptFileError(f"{self._files.path(load.key)}: {name}: {error}") from error
+    def _load(self, load: LoadTokens, read: Callable[[], StoredPrompt]) -> None:
+        try:
+            prompt = read()
+            found = [self._find(load, prompt, name) for name in self._layers]
+            for layer, begin, tokens in found:
+                layer.write(load.block_ids[layer.group], begin, tokens)
+        except Exception as error:  # Whatever is wrong with a file, it is this load's alone.
+            self._fail(load, error)
+
+    def _find(
+        self, load: LoadTokens, prompt: StoredPrompt, name: str
+    ) -> tuple[LayerTokens, int, dict[str, torch.Tensor]]:
+        """A layer, its first token that is loaded, and what is to be written from there on."""
+        layer = self._layers[name]
+        tokens = {part: prompt.tensors.get(f"{name}.{part}") for part in layer.parts}
+        begin, end = load.begin, load.end
+        is_cross = isinstance(layer.spec, CrossAttentionSpec)
+        if is_cross:
+            begin, end = 0, load.num_encoder_tokens
+        if any(part is None or part.dim() == 0 or len(part) < end for part in tokens.values()):
+            raise PromptFileError(f"{self._files.path(load.key)} lacks tokens of layer {name}")
+        if not is_cross:
+            self._check_window(layer, load, prompt.first_tokens.get(name, end))
+        tokens = {part: values[begin:end] for part, values in tokens.items()}
+        try:
+            layer.check(tokens)
+        except ValueError as error:
+            raise PromptFileError(f"{self._files.path(load.key)}: {name}: {error}") from error
+        return layer, begin, tokens
 
     def _check_window(self, layer: LayerTokens, load: LoadTokens, first_token: int) -> None:
         """The token after the loaded ones looks at a window of them; all must be in the file."""
         needed = load.begin
         if isinstance(layer.spec, SlidingWindowSpec):
             needed = max(needed, load.end - layer.spec.sliding_window + 1)
-        if first_token > needed and not isinstance(layer.spec, CrossAttentionSpec):
+        if first_token > needed:
             raise PromptFileError(
                 f"{self._files.path(load.key)} begins at token {first_token}, not {needed}"
             )
 
-    def _fail(self, load: LoadTokens, error: PromptFileError) -> None:
-        logger.warning("request %s: no keys and values from a file: %s", load.req_id, error)
+    def _fail(self, load: LoadTokens, error: Exception) -> None:
+        said = in_one_line(error)
+        logger.warning("request %s: no keys and values from a file: %s", load.req_id, said)
         specs = {layer.group: layer.spec for layer in self._layers.values()}
         for group, spec in specs.items():
             pages = load.block_ids[group]

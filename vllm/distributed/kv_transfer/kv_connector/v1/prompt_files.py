@@ -12,11 +12,12 @@ import hashlib
 import os
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import AttentionSpec
 
 if TYPE_CHECKING:
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-FORMAT = 1
+logger = init_logger(__name__)
+
+FORMAT = 2
 TOKENS_PER_CHUNK = 16
 """Beginnings are stored up to a multiple of it."""
 
 
 class PromptFileError(Exception):
-    """A file is missing, damaged, or not what was expected."""
+    """A file is missing, damaged, or not what was expected. One line."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class PromptFiles:
     def num_stored_tokens(self, keys: Sequence[str]) -> int:
         """Tokens of the longest beginning that is there."""
         for index in reversed(range(len(keys))):
-            if self.path(keys[index]).exists():
+            if os.path.exists(self.path(keys[index])):  # False too where nobody may look.
                 return (index + 1) * TOKENS_PER_CHUNK
         return 0
 
@@ -83,17 +86,17 @@ class PromptFiles:
         from safetensors.torch import save_file
 
         path = self.path(key)
-        if path.exists():
+        if os.path.exists(path):
             return
         metadata = {f"first.{layer}": str(n) for layer, n in prompt.first_tokens.items()}
-        metadata |= {"format": str(FORMAT), "crc32": str(_checksum(prompt.tensors))}
+        metadata |= {"format": str(FORMAT), "key": key, "crc32": str(_checksum(prompt.tensors))}
         unfinished = path.with_suffix(f".{os.getpid()}.tmp")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(prompt.tensors, unfinished, metadata)
             os.replace(unfinished, path)
         except (OSError, SafetensorError) as error:  # a full disk is a SafetensorError
-            if unfinished.is_file():
+            if os.path.isfile(unfinished):
                 unfinished.unlink(missing_ok=True)
             raise PromptFileError(f"{unfinished}: {error}") from error
 
@@ -101,30 +104,32 @@ class PromptFiles:
         """A beginning, checked.
 
         Raises:
-            PromptFileError: it is missing or damaged.
+            PromptFileError: it is missing, damaged, or another's.
         """
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         path = self.path(key)
         try:
             with safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
+                if (metadata.get("format"), metadata.get("key")) != (str(FORMAT), key):
+                    raise PromptFileError("it is no file of this prompt")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise PromptFileError(f"{path}: {error}") from error
-        if metadata.get("crc32") != str(_checksum(tensors)):
-            raise PromptFileError(f"{path}: the checksum is not that of the content")
-        first = {
-            name.removeprefix("first."): int(value)
-            for name, value in metadata.items()
-            if name.startswith("first.")
-        }
-        return StoredPrompt(tensors, first)
+            if metadata.get("crc32") != str(_checksum(tensors)):
+                raise PromptFileError("the checksum is not that of the content")
+            return StoredPrompt(tensors, _first_tokens(metadata))
+        except Exception as error:  # A file may hold anything, and costs nothing but itself.
+            raise PromptFileError(f"{path}: {in_one_line(error)}") from error
 
-    def remove_all(self) -> None:
-        """Forgets every prompt of this model."""
-        for path in self.folder.glob("*.safetensors"):
-            path.unlink(missing_ok=True)
+    def remove_all(self) -> bool:
+        """Forgets every prompt of this model; False if something is in the way, which is logged."""
+        try:
+            for path in self.folder.glob("*.safetensors"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("stored prompts are not all removed: %s", error)
+            return False
+        return True
 
 
 def prompt_files_of(
@@ -144,11 +149,25 @@ def prompt_files_of(
     return PromptFiles(Path(root) / digest[:32])
 
 
+def in_one_line(error: Exception) -> str:
+    """What it says, and its kind where that is not for people."""
+    said = " ".join(str(error).split())
+    return said if isinstance(error, PromptFileError) else f"{type(error).__name__}: {said}"
+
+
+def _first_tokens(metadata: Mapping[str, str]) -> dict[str, int]:
+    return {
+        name.removeprefix("first."): int(value)
+        for name, value in metadata.items()
+        if name.startswith("first.")
+    }
+
+
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:
     import torch
 
     checksum = 0
     for name in sorted(tensors):
-        data = tensors[name].contiguous().view(torch.uint8).numpy()
+        data = tensors[name].contiguous().flatten().view(torch.uint8).numpy()
         checksum = zlib.crc32(data, zlib.crc32(name.encode(), checksum))
     return checksum

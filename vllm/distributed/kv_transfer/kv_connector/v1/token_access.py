@@ -39,17 +39,7 @@ class LayerTokens:
         self, pages: Sequence[int], begin: int, tokens: dict[str, torch.Tensor]
     ) -> None:
         """Puts tokens from `begin` on into the pages; those whose page is 0, the null page, are left
-        out.
-
-        Raises:
-            ValueError: the parts are not those of this cache.
-        """
-        for name, part in self.parts.items():
-            given = tokens.get(name)
-            wanted = (part.dtype, tuple(part.shape[2:]))
-            if given is None or (given.dtype, tuple(given.shape[1:])) != wanted:
-                found = None if given is None else (given.dtype, tuple(given.shape[1:]))
-                raise ValueError(f"{name} should be {wanted}, not {found}")
+        out. `tokens` has passed `check`."""
         size = self.spec.block_size
         num_tokens = len(next(iter(tokens.values())))
         kept = [i for i in range(num_tokens) if pages[(begin + i) // size] != 0]
@@ -60,6 +50,17 @@ class LayerTokens:
         for name, part in self.parts.items():
             values = tokens[name][rows].to(part.device)
             part[blocks[rows], offsets[rows]] = values
+
+    def check(self, tokens: dict[str, torch.Tensor]) -> None:
+        """Raises:
+        ValueError: the parts are not those of this cache.
+        """
+        for name, part in self.parts.items():
+            given = tokens.get(name)
+            wanted = (part.dtype, tuple(part.shape[2:]))
+            if given is None or (given.dtype, tuple(given.shape[1:])) != wanted:
+                found = None if given is None else (given.dtype, tuple(given.shape[1:]))
+                raise ValueError(f"{name} should be {wanted}, not {found}")
 
     def _places(
         self, pages: Sequence[int], begin: int, end: int
