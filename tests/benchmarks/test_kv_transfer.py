@@ -25,7 +25,7 @@ def test_each_pair_is_measured_beside_a_plain_read(tmp_path):
     names = {"kv-first/16", "fused/16"}
     assert {(one["here"], one["there"]) for one in results} == {(a, b) for a in names for b in names}
     for one in results:
-        assert one["gb_per_s"] > 0 and one["raw_gb_per_s"] > 0
+        assert one["gb_per_s"] > 0 and one["raw_gb_per_s"] > 0 and one["of_same_runs"] > 0
         is_equal = one["here"] == one["there"]
         assert one["how"] == ("run by run" if is_equal else "staged and converted")
         assert one["num_descriptors"] >= (2 if one["here"] == one["there"] == "kv-first/16" else 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm bench kv-transfer`: how fast pages of one process come into another's, for each pair of
-geometries, beside one plain NIXL READ of as many bytes in the same run."""
+geometries, beside one plain NIXL READ of as many bytes in the same run. Where pages do not follow
+one another there are many runs, each of which takes its time: a READ of these is measured too."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from vllm.v1.kv_cache_geometry import KVCacheGeometry, fused_fields, split_field
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import Memory, NixlAgent
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import Runs
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import GroupPair
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import StagingBuffer
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -87,13 +89,15 @@ class Cache:
 
 @dataclass(frozen=True)
 class Result:
-    """Medians. of_raw: this GB/s by that of the plain READ that was measured in turn with it."""
+    """Medians. of_raw: this GB/s by that of the plain READ that was measured in turn with it.
+    of_same_runs: the same by a READ of the same runs, found before the clock starts."""
 
     here: str
     there: str
     gb_per_s: float
     raw_gb_per_s: float
     of_raw: float
+    of_same_runs: float
     num_descriptors: int
     how: str
 
@@ -162,11 +166,14 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _table(results: list[Result]) -> str:
-    lines = [f"{'here':>20} {'there':>20} {'GB/s':>7} {'READ':>7} {'of it':>6} {'descs':>7}  how"]
+    lines = [
+        f"{'here':>20} {'there':>20} {'GB/s':>7} {'READ':>7} {'of it':>6} {'same runs':>9} "
+        f"{'descs':>7}  how"
+    ]
     for one in results:
         lines.append(
             f"{one.here:>20} {one.there:>20} {one.gb_per_s:7.2f} {one.raw_gb_per_s:7.2f} "
-            f"{one.of_raw:6.2f} {one.num_descriptors:7}  {one.how}"
+            f"{one.of_raw:6.2f} {one.of_same_runs:9.2f} {one.num_descriptors:7}  {one.how}"
         )
     return "\n".join(lines)
 
@@ -206,27 +213,31 @@ class _Bench:
         self.peer = self.agent.add_peer(metadata)
 
     def measure(self, here: Cache, there: Cache) -> Result:
-        """Transfers of the pair and plain READs in turn, each as often before the other as after
-        it; one of each first, unmeasured."""
-        pair, raw = self._pair(here, there), []
-        pages = [self._read_pages(pair, here, there)]
-        raw.append(self._read_raw(pages[0].nbytes))
-        for number in range(self.num_iters):
-            if number % 2:
-                raw.append(self._read_raw(pages[0].nbytes))
-            pages.append(self._read_pages(pair, here, there))
-            if not number % 2:
-                raw.append(self._read_raw(pages[0].nbytes))
-        seconds = statistics.median(one.seconds for one in pages[1:])
-        raw_seconds = statistics.median(raw[1:])
-        nbytes = pages[0].nbytes
+        """Transfers of the pair, plain READs and READs of the same runs in turn, each as often
+        before the others as after them; one of each first, unmeasured."""
+        pair = self._pair(here, there)
+        runs = self._runs_of(pair, here, there)
+        first = self._read_pages(pair, here, there)
+        measured = {
+            "pages": lambda: self._read_pages(pair, here, there).seconds,
+            "raw": lambda: self._read_runs(self._one_run(first.nbytes)),
+            "runs": lambda: self._read_runs(runs),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in measured}
+        for number in range(-1, self.num_iters):
+            for name in sorted(measured, reverse=bool(number % 2)):
+                taken = measured[name]()
+                if number >= 0:
+                    seconds[name].append(taken)
+        medians = {name: statistics.median(some) for name, some in seconds.items()}
         return Result(
             str(here),
             str(there),
-            round(nbytes / seconds / 1e9, 3),
-            round(nbytes / raw_seconds / 1e9, 3),
-            round(raw_seconds / seconds, 3),
-            pages[0].num_descriptors,
+            round(first.nbytes / medians["pages"] / 1e9, 3),
+            round(first.nbytes / medians["raw"] / 1e9, 3),
+            round(medians["raw"] / medians["pages"], 3),
+            round(medians["runs"] / medians["pages"], 3),
+            first.num_descriptors,
             "staged and converted" if pair.layers[0].is_staged else "run by run",
         )
 
@@ -257,15 +268,32 @@ class _Bench:
             random.Random(seed).shuffle(pages)
         return pages
 
-    def _read_raw(self, nbytes: int) -> float:
-        """Seconds of one READ of one run."""
+    def _runs_of(self, pair: GroupPair, here: Cache, there: Cache) -> Runs:
+        """What a transfer of the pair reads, sorted and merged."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import Runs, match_pages
+        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import split
+
+        [bundle] = pair.bundles
+        layer = bundle.layers[0]
+        pages = self._pages(here, 2), self._pages(there, 1)
+        pieces, _ = match_pages(*pages, *layer.pagings, here.tokens)
+        if not layer.is_staged:
+            return Runs.concatenate([bundle.runs(pieces)])
+        parts = split(layer, pieces, self.staging.nbytes // 2)
+        return Runs.concatenate([part.reads(self.staging.address) for part in parts])
+
+    def _one_run(self, nbytes: int) -> Runs:
         import numpy as np
 
-        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import Memory
         from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import Runs
 
         addresses = (self.raw.data_ptr(), self.remote_address, nbytes)
-        runs = Runs(*(np.array([value], dtype=np.int64) for value in addresses))
+        return Runs(*(np.array([value], dtype=np.int64) for value in addresses))
+
+    def _read_runs(self, runs: Runs) -> float:
+        """Seconds of one READ."""
+        from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import Memory
+
         begin = time.perf_counter()
         transfer = self.agent.read(self.peer, runs, Memory())
         while not transfer.is_done():

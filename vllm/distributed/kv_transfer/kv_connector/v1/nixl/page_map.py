@@ -81,10 +81,18 @@ class Pieces(NamedTuple):
 
     def by_tokens(self) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
         """(first token in the local block, in the remote block, local blocks, remote blocks)."""
-        places = np.stack([self.local_token, self.remote_token], axis=1)
-        for local, remote in np.unique(places, axis=0).tolist():
-            here = (self.local_token == local) & (self.remote_token == remote)
-            yield local, remote, self.local_block[here], self.remote_block[here]
+        places = (self.local_token << 32) + self.remote_token
+        if (places == places[:1]).all():  # One, as a rule: kernel blocks of equal size.
+            distinct = places[:1]
+        else:
+            distinct = np.unique(places)
+        for place in distinct:
+            local, remote = divmod(int(place), 1 << 32)
+            if len(distinct) == 1:
+                yield local, remote, self.local_block, self.remote_block
+            else:
+                here = places == place
+                yield local, remote, self.local_block[here], self.remote_block[here]
 
 
 @dataclass(frozen=True)
@@ -122,23 +130,30 @@ def match_pages(
     # One more, for tokens behind the peer's last page.
     theirs = np.asarray([*remote_pages, 0], dtype=np.int64)
     theirs = theirs[np.minimum(start // remote.tokens_per_page, len(remote_pages))]
-    missing = np.unique(ours[(ours != 0) & (theirs == 0)])
-    chosen = (ours != 0) & ~np.isin(ours, missing)
-    start, ours, theirs = start[chosen], ours[chosen], theirs[chosen]
-    return (
-        Pieces(
-            _blocks(ours, start, local),
-            start % local.tokens_per_block,
-            _blocks(theirs, start, remote),
-            start % remote.tokens_per_block,
-        ),
-        set(missing.tolist()),
-    )
+    chosen = ours != 0
+    missing = set(ours[chosen & (theirs == 0)].tolist())
+    if missing:
+        chosen &= ~np.isin(ours, list(missing))
+    if not chosen.all():
+        start, ours, theirs = start[chosen], ours[chosen], theirs[chosen]
+    here, there = _places(ours, start, local), _places(theirs, start, remote)
+    return Pieces(*here, *there), missing
 
 
-def _blocks(pages: np.ndarray, start: np.ndarray, paging: Paging) -> np.ndarray:
+def _places(
+    pages: np.ndarray, start: np.ndarray, paging: Paging
+) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel blocks of tokens that lie in these pages, and the places in them."""
+    token = start % paging.tokens_per_block
     per_page = paging.tokens_per_page // paging.tokens_per_block
-    return pages * per_page + start % paging.tokens_per_page // paging.tokens_per_block
+    if per_page == 1:
+        return pages, token
+    return pages * per_page + start % paging.tokens_per_page // paging.tokens_per_block, token
+
+
+def piece_tokens(local: KVCacheGeometry, remote: KVCacheGeometry) -> int:
+    """Tokens of a piece."""
+    return math.gcd(local.dim("token").size, remote.dim("token").size)
 
 
 def blocks_as_pages(geometry: KVCacheGeometry) -> KVCacheGeometry:
@@ -195,10 +210,10 @@ def piece_runs(
 ) -> Runs:
     """What to copy for one piece, counted from the start of the kernel block on both ends. The
     geometries must be convertible; where they lie does not matter."""
-    return _piece_runs(_at_zero(local), _at_zero(remote), local_token, remote_token)
+    return _piece_runs(one_block(local), one_block(remote), local_token, remote_token)
 
 
-def _at_zero(geometry: KVCacheGeometry) -> KVCacheGeometry:
+def one_block(geometry: KVCacheGeometry) -> KVCacheGeometry:
     """One kernel block at byte 0: equal for all layers that are laid out alike."""
     stride = geometry.dim("block").stride
     dims = tuple(Dim("block", 1, stride) if d.role == "block" else d for d in geometry.dims)
@@ -211,7 +226,7 @@ def _piece_runs(
 ) -> Runs:
     if local.digest() == remote.digest():
         return _same_runs(local.page_runs(0), remote.page_runs(0))
-    tokens = math.gcd(local.tokens_per_page, remote.tokens_per_page)
+    tokens = piece_tokens(local, remote)
     theirs = {part.name: part for part in remote.parts}
     columns = []
     for part in local.parts:

@@ -11,15 +11,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import Memory, NixlAgent, TransferError
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata, RemoteMeta
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
     KVLayoutMismatch,
     Paging,
+    Pieces,
     Runs,
     blocks_as_pages,
     check_convertible,
+    one_block,
     piece_runs,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.regions import RegisteredLayer, Registration
@@ -32,6 +35,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.side_channel import (
     Released,
     SideChannelClient,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import Conversion
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -73,20 +77,59 @@ class LayerPair:
         return runs.nbytes < MIN_RUN_BYTES * len(runs.length)
 
     @cached_property
-    def _runs(self) -> dict[tuple[int, int], Runs]:
-        return {}
-
-    def runs(self, local_token: int, remote_token: int) -> Runs:
-        """`piece_runs`, found once: each request needs them again."""
-        places = local_token, remote_token
-        if places not in self._runs:
-            self._runs[places] = piece_runs(self.local.geometry, self.remote.geometry, *places)
-        return self._runs[places]
-
-    @cached_property
     def staged_block_nbytes(self) -> int:
         """Bytes of one of the peer's kernel blocks."""
         return blocks_as_pages(self.remote.geometry).payload
+
+    @cached_property
+    def _conversions(self) -> dict[tuple[int, int], Conversion]:
+        return {}
+
+    def conversion(self, first: int, count: int) -> Conversion:
+        """Of `count` pieces from the token `first` of a block on; made once."""
+        key = first, count
+        if key not in self._conversions:
+            self._conversions[key] = Conversion(self, first, count)
+        return self._conversions[key]
+
+
+@dataclass(frozen=True)
+class LayerBundle:
+    """Layers of a group that differ only in where they lie, here and there."""
+
+    layers: tuple[LayerPair, ...]
+
+    @cached_property
+    def _block_zero(self) -> tuple[np.ndarray, np.ndarray]:
+        """Address of block 0 of each layer, here and there: (layers, 1)."""
+        ends = [(pair.local, pair.remote) for pair in self.layers]
+        bases = [[end.base + end.geometry.offset for end in both] for both in ends]
+        here, there = np.asarray(bases, dtype=np.int64).T
+        return here[:, None], there[:, None]
+
+    @cached_property
+    def _piece_runs(self) -> dict[tuple[int, int], Runs]:
+        """Found once: each request needs them again."""
+        return {}
+
+    def runs(self, pieces: Pieces) -> Runs:
+        """What to copy in all layers. Neither sorted nor merged."""
+        ours, theirs = self.layers[0].local.geometry, self.layers[0].remote.geometry
+        strides = ours.dim("block").stride, theirs.dim("block").stride
+        columns = []
+        for *tokens, local_block, remote_block in pieces.by_tokens():
+            places = tuple(tokens)
+            if places not in self._piece_runs:
+                self._piece_runs[places] = piece_runs(ours, theirs, *places)
+            piece = self._piece_runs[places]
+            local = (local_block * strides[0])[:, None] + piece.local
+            remote = (remote_block * strides[1])[:, None] + piece.remote
+            length = np.broadcast_to(piece.length, local.shape)
+            columns.append([column.reshape(-1) for column in (local, remote, length)])
+        local, remote, length = (np.concatenate(column) for column in zip(*columns))
+        here, there = self._block_zero
+        length = np.broadcast_to(length, (len(self.layers), len(length)))
+        return Runs((here + local).reshape(-1), (there + remote).reshape(-1), length.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -95,6 +138,16 @@ class GroupPair:
 
     remote_group: int
     layers: tuple[LayerPair, ...]
+
+    @cached_property
+    def bundles(self) -> tuple[LayerBundle, ...]:
+        """The layers, those together that are laid out alike."""
+        alike: dict[object, list[LayerPair]] = {}
+        for pair in self.layers:
+            ours, theirs = pair.local.geometry, pair.remote.geometry
+            key = one_block(ours), one_block(theirs), pair.pagings
+            alike.setdefault(key, []).append(pair)
+        return tuple(LayerBundle(tuple(pairs)) for pairs in alike.values())
 
 
 def pair_groups(

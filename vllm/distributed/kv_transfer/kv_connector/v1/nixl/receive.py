@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import NixlAgent, Transfer
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import ReqMeta
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
@@ -20,28 +18,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
     Runs,
     match_pages,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import LayerPair, Peer
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import GroupPair, LayerBundle, Peer
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import (
+    StagedBlocks,
     StagingBuffer,
-    convert,
-    staging_runs,
+    split,
 )
 
-# Staged blocks go in reads of about that many bytes, so that one is converted while others arrive.
+# Staged blocks go in reads of about that many bytes, so that what is converted is still in the
+# CPU's last cache, or other reads are under way meanwhile. Each part takes some 50 us to start.
 _STAGED_READ_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class StagedBlocks:
-    """Some of the peer's kernel blocks of one layer, and the pieces of them that are wanted."""
-
-    pair: LayerPair
-    pieces: Pieces
-    blocks: np.ndarray
-
-    @property
-    def nbytes(self) -> int:
-        return self.pair.staged_block_nbytes * len(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -92,46 +78,62 @@ class Receive:
         self.started_at = time.monotonic()
         self.deadline = self.started_at + seconds
         self.has_started = True
-        direct = []
+        direct: list[Runs] = []
         for group_id, pair in enumerate(peer.groups):
-            remote_pages = self.meta.remote.block_ids[pair.remote_group]
-            local_pages = self.meta.local_block_ids[group_id]
-            matched: dict = {}
-            for layer in pair.layers:
-                if layer.pagings not in matched:
-                    matched[layer.pagings] = match_pages(
-                        local_pages, remote_pages, *layer.pagings, self.meta.num_tokens[group_id]
-                    )
-                pieces, missing = matched[layer.pagings]
-                self.missing |= missing
-                if pieces and layer.is_staged:
-                    self._waiting += _split(layer, pieces, make_staging().nbytes)
-                elif pieces:
-                    direct.append(_direct_runs(layer, pieces))
+            for bundle, pieces in self._match(group_id, pair):
+                if not bundle.layers[0].is_staged:
+                    direct.append(bundle.runs(pieces))
+                    continue
+                nbytes = _check_fits(bundle, make_staging())
+                for layer in bundle.layers:
+                    self._waiting += split(layer, pieces, nbytes)
         if direct:
             self._read(agent, peer, Runs.concatenate(direct), ())
 
+    def _match(self, group_id: int, pair: GroupPair) -> Iterator[tuple[LayerBundle, Pieces]]:
+        """What is wanted of each bundle of layers."""
+        local_pages = self.meta.local_block_ids[group_id]
+        remote_pages = self.meta.remote.block_ids[pair.remote_group]
+        matched: dict = {}
+        for bundle in pair.bundles:
+            pagings = bundle.layers[0].pagings
+            if pagings not in matched:
+                matched[pagings] = match_pages(
+                    local_pages, remote_pages, *pagings, self.meta.num_tokens[group_id]
+                )
+            pieces, missing = matched[pagings]
+            self.missing |= missing
+            if pieces:
+                yield bundle, pieces
+
     def advance(self, agent: NixlAgent, peer: Peer, make_staging) -> bool:
-        """Converts what has arrived and reads on. Whether everything is here.
+        """Converts what has arrived and reads on, no more than the buffer holds. Whether
+        everything is here.
 
         Raises:
             TransferError: something will not arrive.
         """
         for flight in list(self._flights):
-            if not flight.transfer.is_done():
-                continue
-            for offset, staged in flight.staged:
-                buffer = make_staging()
-                local, remote = staged.pair.local.geometry, staged.pair.remote.geometry
-                raw = buffer.raw[offset : offset + staged.nbytes]
-                convert(local, staged.pair.raw, remote, raw, staged.pieces, staged.blocks)
-            self._end(flight, make_staging)
-        while self._waiting and self._read_staged(agent, peer, make_staging()):
-            pass
+            self._take(flight, make_staging)
+        nbytes = 0
+        while self._waiting and nbytes < make_staging().nbytes:
+            flight = self._read_staged(agent, peer, make_staging())
+            if flight is None:
+                break
+            nbytes += flight.transfer.nbytes
+            self._take(flight, make_staging)  # Some networks have read when they are asked to.
         if self._flights or self._waiting:
             return False
         self.seconds = time.monotonic() - self.started_at
         return True
+
+    def _take(self, flight: _Flight, make_staging) -> None:
+        """Converts what a read has brought, if it has ended."""
+        if not flight.transfer.is_done():
+            return
+        for offset, staged in flight.staged:
+            staged.convert(make_staging().raw[offset : offset + staged.nbytes])
+        self._end(flight, make_staging)
 
     def cancel(self, make_staging) -> bool:
         """Gives up. False: bytes may still arrive; ask again."""
@@ -147,14 +149,16 @@ class Receive:
         for offset, _ in flight.staged:
             make_staging().give_back(offset)
 
-    def _read(self, agent: NixlAgent, peer: Peer, runs: Runs, staged) -> None:
+    def _read(self, agent: NixlAgent, peer: Peer, runs: Runs, staged) -> _Flight:
         transfer = agent.read(peer.agent_name, runs, peer.memory)
-        self._flights.append(_Flight(transfer, tuple(staged)))
+        flight = _Flight(transfer, tuple(staged))
+        self._flights.append(flight)
         self.nbytes += transfer.nbytes
         self.num_descriptors += transfer.num_descriptors
+        return flight
 
-    def _read_staged(self, agent: NixlAgent, peer: Peer, buffer: StagingBuffer) -> bool:
-        """Reads as many waiting blocks as a read should have; False if there is no room now."""
+    def _read_staged(self, agent: NixlAgent, peer: Peer, buffer: StagingBuffer) -> _Flight | None:
+        """Reads as many waiting blocks as a read should have; None if there is no room now."""
         staged, runs, nbytes = [], [], 0
         while self._waiting and nbytes < _STAGED_READ_BYTES:
             offset = buffer.take(self._waiting[0].nbytes)
@@ -163,44 +167,26 @@ class Receive:
             blocks = self._waiting.popleft()
             staged.append((offset, blocks))
             nbytes += blocks.nbytes
-            remote = blocks.pair.remote
-            to = buffer.address + offset
-            runs.append(staging_runs(remote.geometry, remote.base, blocks.blocks, to))
+            runs.append(blocks.reads(buffer.address + offset))
         if not staged:
-            return False
+            return None
         try:
-            self._read(agent, peer, Runs.concatenate(runs), staged)
+            return self._read(agent, peer, Runs.concatenate(runs), staged)
         except Exception:
             for offset, _ in staged:
                 buffer.give_back(offset)
             raise
-        return True
 
 
-def _direct_runs(pair: LayerPair, pieces: Pieces) -> Runs:
-    ours, theirs = pair.local.geometry, pair.remote.geometry
-    columns = []
-    for local_token, remote_token, local_blocks, remote_blocks in pieces.by_tokens():
-        runs = pair.runs(local_token, remote_token)
-        local = pair.local.base + ours.offset + local_blocks * ours.dim("block").stride
-        remote = pair.remote.base + theirs.offset + remote_blocks * theirs.dim("block").stride
-        to = (local[:, None] + runs.local).reshape(-1)
-        source = (remote[:, None] + runs.remote).reshape(-1)
-        length = np.broadcast_to(runs.length, (len(local), len(runs.length))).reshape(-1)
-        columns.append(Runs(to, source, length))
-    return Runs.concatenate(columns)
+def _check_fits(bundle: LayerBundle, buffer: StagingBuffer) -> int:
+    """Bytes that blocks are to be read in.
 
-
-def _split(pair: LayerPair, pieces: Pieces, buffer_nbytes: int) -> Iterator[StagedBlocks]:
-    """Blocks in parts that a quarter of the buffer holds, or one block."""
-    if pair.staged_block_nbytes > buffer_nbytes:
+    Raises:
+        ValueError: the buffer is smaller than one block.
+    """
+    if bundle.layers[0].staged_block_nbytes > buffer.nbytes:
         raise ValueError(
-            f"a block of {pair.staged_block_nbytes} bytes does not fit the staging buffer of "
-            f"{buffer_nbytes}; raise staging_bytes in kv_connector_extra_config"
+            f"a block of {bundle.layers[0].staged_block_nbytes} bytes does not fit the staging "
+            f"buffer of {buffer.nbytes}; raise staging_bytes in kv_connector_extra_config"
         )
-    blocks = np.unique(pieces.remote_block)
-    step = max(1, buffer_nbytes // 4 // pair.staged_block_nbytes)
-    for begin in range(0, len(blocks), step):
-        some = blocks[begin : begin + step]
-        wanted = np.isin(pieces.remote_block, some)
-        yield StagedBlocks(pair, Pieces(*(column[wanted] for column in pieces)), some)
+    return min(_STAGED_READ_BYTES, buffer.nbytes // 4)
