@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guards the KV caches of an installed vLLM.
 
-`register` is called by vLLM in each of its processes, as one of its general plugins. It wraps one
-method, `WorkerWrapperBase.initialize_from_config`, which every worker of every device goes through
-once: when that has made and bound the caches, the real tensors are looked at. Nothing runs per step.
+`register` is called by vLLM in each of its processes, as one of its general plugins. It wraps the
+first method of `HOOKS`, which every worker of every device goes through once: when that has made and
+bound the caches, the real tensors are looked at. The second is wrapped only while the first runs, and
+only where a KV connector is configured. Nothing runs per step.
 """
 
+import functools
 import logging
 import os
 import sys
+import time
 
 MODES = ("log", "warn", "refuse", "off")
-HOOKED_MODULE, HOOKED = "vllm.v1.worker.worker_base", "WorkerWrapperBase.initialize_from_config"
+HOOKS = (
+    "vllm.v1.worker.worker_base.WorkerWrapperBase.initialize_from_config",
+    "vllm.distributed.kv_transfer.kv_connector.v1.base.KVConnectorBase_V1.__init__",
+)
 # Of vLLM, first and last, as major.minor.
 KNOWN_RELEASES = ((0, 24), (0, 33))
 
@@ -32,43 +38,57 @@ def mode() -> str:
 
 
 def register() -> None:
-    """Wraps the hooked method; once in a process, however often it is called."""
+    """Wraps the first of the hooks; once in a process, however often it is called."""
     if mode() == "off":
         return
+    start = time.perf_counter()
     try:
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
         original = WorkerWrapperBase.initialize_from_config
     except (ImportError, AttributeError) as error:
-        logger.warning("KV guard: off, this vLLM has no %s.%s (%s)", HOOKED_MODULE, HOOKED, error)
+        logger.warning("KV guard: off, this vLLM has no %s (%s)", HOOKS[0], error)
         return
     if getattr(original, "is_kv_guard", False):
         return
 
+    @functools.wraps(original)
     def initialize_from_config(self, kv_cache_configs, *args, **kwargs):
-        result = original(self, kv_cache_configs, *args, **kwargs)
-        guard(self.worker, kv_cache_configs[getattr(self, "global_rank", 0) or 0])
+        start = time.perf_counter()
+        from vllm_kv_guard.connectors import watch
+
+        spent = time.perf_counter() - start
+        with watch(getattr(self.worker, "vllm_config", None)) as registrations:
+            result = original(self, kv_cache_configs, *args, **kwargs)
+        rank = getattr(self, "global_rank", 0) or 0
+        guard(self.worker, kv_cache_configs[rank], registrations, spent)
         return result
 
     initialize_from_config.is_kv_guard = True
     WorkerWrapperBase.initialize_from_config = initialize_from_config
+    spent = 1000 * (time.perf_counter() - start)
+    _vllm_logger().debug("KV guard: hooked %s in %.1f ms", HOOKS[0], spent)
 
 
-def guard(worker, kv_cache_config) -> None:
-    """Looks at the caches of `worker`, and says or does what the mode asks for.
+def guard(worker, kv_cache_config, registrations=(), spent: float = 0.0) -> None:
+    """Looks at the caches of `worker` and at what connectors were handed, and says or does what the
+    mode asks for. `spent`: seconds of its own before that, for the cost that it prints.
 
     Raises:
         RuntimeError: caches collide, and the mode is refuse.
     """
+    start = time.perf_counter()
     from vllm_kv_guard.findings import Report, examine
 
     try:
-        report = examine(worker, kv_cache_config)
+        report = examine(worker, kv_cache_config, registrations)
     except Exception as error:  # A guard must not take down what it guards.
         report = Report(unknown=[f"{type(error).__name__}: {error}"])
     text = f"KV guard: {report.line()}{_release_note()}"
+    cost = 1000 * (time.perf_counter() - start + spent)
+    # vLLM configures its own loggers; a plugin's would be silent below a warning.
+    _vllm_logger().debug("KV guard: took %.1f ms of this worker's start, all in all", cost)
     if report.is_sound or mode() == "log":
-        # vLLM configures its own loggers; a plugin's would be silent below a warning.
         _vllm_logger().info(text)
         return
     if mode() == "refuse" and report.conflicts:

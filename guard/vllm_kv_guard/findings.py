@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from vllm_kv_guard.caches import LayerCache, layer_caches
+from vllm_kv_guard.connectors import Registration, wrong_registrations
 from vllm_kv_guard.kv_cache_geometry import Allocation, KVCacheConflict, LayerPlace
 
 
 @dataclass
 class Report:
-    """What was found. `unknown`: layers, or more, that could not be looked at, with the reason."""
+    """What was found. `connectors`: those that were handed caches. `unknown`: layers, or more, that
+    could not be looked at, with the reason."""
 
     num_layers: int = 0
     num_allocations: int = 0
     kinds: Counter = field(default_factory=Counter)
+    connectors: tuple[str, ...] = ()
     conflicts: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -31,9 +34,10 @@ class Report:
     def line(self) -> str:
         """All of it, for the log."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+        handed = f", handed to {', '.join(self.connectors)}" if self.connectors else ""
         seen = (
             f"{self.num_layers} layers in {self.num_allocations} allocations ({kinds}; "
-            f"{1000 * self.seconds:.0f} ms)"
+            f"{1000 * self.seconds:.0f} ms){handed}"
         )
         words = []
         if self.conflicts:
@@ -43,9 +47,9 @@ class Report:
         return f"{seen}: {'. '.join(words) or 'no two share bytes they must not'}"
 
 
-def examine(worker, kv_cache_config) -> Report:
-    """Looks at every cache of `worker`, a vLLM worker that has bound them. Reads shapes and strides
-    only; no device does anything."""
+def examine(worker, kv_cache_config, registrations: Sequence[Registration] = ()) -> Report:
+    """Looks at every cache of `worker`, a vLLM worker that has bound them, and at what connectors were
+    handed. Reads shapes and strides only; no device does anything."""
     start = time.perf_counter()
     report = Report()
     caches = []
@@ -64,6 +68,8 @@ def examine(worker, kv_cache_config) -> Report:
             allocation.check()
         except KVCacheConflict as conflict:
             report.conflicts.append(f"{conflict} [{_backends(allocation, caches)}]")
+    report.connectors = tuple(dict.fromkeys(r.connector for r in registrations))
+    report.conflicts += wrong_registrations(registrations, caches, kv_cache_config.num_blocks)
     report.seconds = time.perf_counter() - start
     return report
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard for stock vLLM, installed alone as its users do: what it says of caches, and how it hooks
-in. Its cases run on this tree; `guard/README.md` has what they gave on releases of upstream."""
+"""The guard for stock vLLM, installed alone as its users do: what it says of caches, and how it
+hooks in. Its cases run on this tree; `guard/README.md` has what they gave on releases of upstream."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.guard.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 RIGHT = (
     "blocks-first beside blocks-first",
     "blocks-first beside K/V-first",
@@ -20,22 +19,6 @@ RIGHT = (
     "fused of 1 head beside K/V-first",
     "fused of 2 heads beside K/V-first",
 )
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """A folder with the package as pip builds it, its geometry inside."""
-    folder = tmp_path_factory.mktemp("guard")
-    source = folder / "source" / "guard"
-    for name in ("vllm/v1/kv_cache_geometry", "vllm/utils", "guard"):
-        for path in (ROOT / name).rglob("*"):
-            if path.suffix in (".py", ".toml", ".md") and "build" not in path.parts:
-                copy = folder / "source" / path.relative_to(ROOT)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
-    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(folder / "site")]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    return folder / "site"
 
 
 def run(installed: Path, *command: str, **environment: str) -> subprocess.CompletedProcess:
@@ -78,7 +61,7 @@ module("vllm.logger", init_logger=logging.getLogger)
 module("vllm.v1.worker.worker_base", **({{"WorkerWrapperBase": Wrapper}} if {has_hook} else {{}}))
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(message)s")
 import vllm_kv_guard, vllm_kv_guard.findings as findings
-findings.examine = lambda worker, config: findings.Report(conflicts={conflicts})
+findings.examine = lambda *a: findings.Report(conflicts={conflicts})
 vllm_kv_guard.register(); vllm_kv_guard.register()
 print("RESULT", Wrapper().initialize_from_config(["config"]))
 """
