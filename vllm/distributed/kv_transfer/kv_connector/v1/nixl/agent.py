@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,9 @@ class NixlAgent:
             ) from error
         self._agent = nixl_agent(name, nixl_agent_config(progress_thread, backends=["UCX"]))
         self.memory = memory
+        # Peers by what they say of themselves, and how often each was added.
+        self._names: dict[bytes, str] = {}
+        self._num_users: Counter[str] = Counter()
 
     def register(self, regions: Sequence[Region]) -> Any:
         """Makes memory readable for peers and writable for reads; what `deregister` takes."""
@@ -101,20 +105,32 @@ class NixlAgent:
         return self._agent.get_agent_metadata()
 
     def add_peer(self, metadata: bytes) -> str:
-        """A peer's name here.
+        """A peer's name here. One that is reached at several addresses is known once, until
+        `remove_peer` was called as often as this.
 
         Raises:
-            TransferError: those are no metadata.
+            TransferError: those are no metadata, or another's name is in them.
         """
-        try:
-            name = self._agent.add_remote_agent(metadata)
-        except Exception as error:
-            raise TransferError(f"NIXL: {error}") from error
-        return name.decode() if isinstance(name, bytes) else name
+        name = self._names.get(metadata)
+        if name is None:
+            try:
+                told = self._agent.add_remote_agent(metadata)
+            except Exception as error:
+                raise TransferError(f"NIXL: {error}") from error
+            name = told.decode() if isinstance(told, bytes) else told
+            if name in self._names.values():
+                raise TransferError(f"NIXL: another peer is called {name}")
+            self._names[metadata] = name
+        self._num_users[name] += 1
+        return name
 
     def remove_peer(self, name: str) -> None:
         """Forgets a peer."""
-        self._agent.remove_remote_agent(name)
+        self._num_users[name] -= 1
+        if self._num_users[name] <= 0:
+            del self._num_users[name]
+            self._names = {data: each for data, each in self._names.items() if each != name}
+            self._agent.remove_remote_agent(name)
 
     def progress(self) -> None:
         """Serves peers that connect or read."""

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.utils import BlockIds
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -94,6 +94,22 @@ def compute_nixl_compatibility_hash(
     return hashlib.sha256(json.dumps(factors, sort_keys=True).encode()).hexdigest()
 
 
+class PeerKey(NamedTuple):
+    """An engine, and where it is said to be."""
+
+    engine_id: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self.host, self.port
+
+    def __str__(self) -> str:
+        return f"engine {self.engine_id} at {self.host}:{self.port}"
+
+
 @dataclass(frozen=True)
 class HeartbeatInfo:
     """Requests that wait for pages of one peer; `req_ids` are the peer's ids."""
@@ -113,6 +129,11 @@ class RemoteMeta:
     port: int
     engine_id: str
     request_id: str
+
+    @property
+    def peer_key(self) -> PeerKey:
+        """Who has them."""
+        return PeerKey(self.engine_id, self.host, self.port)
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> RemoteMeta:
@@ -178,10 +199,10 @@ class NixlConnectorMetadata(KVConnectorMetadata):
     reqs_to_send: requests that ended here and whose pages are kept, and until when
         (`time.monotonic()`).
     reqs_to_release: requests that will not read what a peer keeps for them.
-    heartbeats: by the peer's engine id.
+    heartbeats: by the peer.
     """
 
     reqs_to_recv: dict[ReqId, ReqMeta] = field(default_factory=dict)
     reqs_to_send: dict[ReqId, float] = field(default_factory=dict)
     reqs_to_release: dict[ReqId, RemoteMeta] = field(default_factory=dict)
-    heartbeats: dict[str, HeartbeatInfo] = field(default_factory=dict)
+    heartbeats: dict[PeerKey, HeartbeatInfo] = field(default_factory=dict)

@@ -20,9 +20,11 @@ class NixlOptions:
     staging_bytes: of the buffer for pages that must be converted; none is made before one comes.
     progress_thread: serve peers in a thread that never sleeps, not with each step only. Where the
         network cannot read memory by itself (TCP), reads need not wait for a step then.
+    max_peers: engines that are connected at a time.
+    peer_idle_seconds: a connection that no request asks for is dropped after that time.
 
     Raises:
-        ValueError: an unknown option, or a value that is no positive number.
+        ValueError: an unknown option, or a value that is no positive number (`max_peers`: whole).
     """
 
     lease_seconds: float = 60.0
@@ -30,6 +32,8 @@ class NixlOptions:
     timeout_seconds: float = 30.0
     staging_bytes: int = 64 << 20
     progress_thread: bool = False
+    max_peers: int = 64
+    peer_idle_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.progress_thread, bool):
@@ -41,6 +45,8 @@ class NixlOptions:
             value = vars(self)[field.name]
             if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
                 raise ValueError(f"kv_connector_extra_config: {field.name} is {value!r}, not > 0")
+        if not isinstance(self.max_peers, int):
+            raise ValueError(f"kv_connector_extra_config: max_peers is {self.max_peers!r}, not whole")
 
     @classmethod
     def from_config(cls, config: KVTransferConfig) -> NixlOptions:

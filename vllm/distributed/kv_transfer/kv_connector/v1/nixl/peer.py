@@ -200,8 +200,7 @@ class Peer:
         pair: Callable[[Sequence[RegisteredLayer]], list[GroupPair]],
         seconds: float,
     ) -> None:
-        self.engine_id = remote.engine_id
-        self.address = (remote.host, remote.port)
+        self.key = remote.peer_key
         self.receives: dict[str, Receive] = {}
         self.is_suspect = False
         self.is_ready = False
@@ -216,11 +215,16 @@ class Peer:
         # What was released and not answered yet, by the peer's request id, in order: several of our
         # requests may name one of the peer's.
         self._asked: dict[str, deque[Receive | None]] = {}
-        self.channel = SideChannelClient(*self.address)
-        self.channel.send(GetMetadata(compatibility_hash, self.engine_id))
+        self.channel = SideChannelClient(*self.key.address)
+        self.channel.send(GetMetadata(compatibility_hash, self.key.engine_id))
 
     def __str__(self) -> str:
-        return f"engine {self.engine_id} at {self.address[0]}:{self.address[1]}"
+        return str(self.key)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is read from it, and no answer on its way."""
+        return not self.receives and not (self.is_ready and self._asked)
 
     def poll(self) -> list[Released]:
         """Takes in what the peer has said.
@@ -270,7 +274,7 @@ class Peer:
     def release(self, request_id: str, receive: Receive | None = None) -> None:
         """The peer's pages of a request are needed no more. `receive` waits for the answer."""
         self._asked.setdefault(request_id, deque()).append(receive)
-        self.channel.send(Release(self.engine_id, request_id))
+        self.channel.send(Release(self.key.engine_id, request_id))
 
     def answered(self, answer: Released) -> Receive | None:
         """What waits for this answer, and for no other; None: nothing does any more."""

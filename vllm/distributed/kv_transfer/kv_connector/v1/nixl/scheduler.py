@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
     HeartbeatInfo,
     NixlConnectorMetadata,
     NixlHandshakePayload,
+    PeerKey,
     RemoteMeta,
     ReqMeta,
 )
@@ -131,17 +132,13 @@ class NixlConnectorScheduler:
             metadata.heartbeats = self._heartbeats()
         return metadata
 
-    def _heartbeats(self) -> dict[str, HeartbeatInfo]:
-        by_engine: dict[str, list[RemoteMeta]] = {}
+    def _heartbeats(self) -> dict[PeerKey, HeartbeatInfo]:
+        by_peer: dict[PeerKey, set[str]] = {}
         for remote in self._awaited.values():
-            by_engine.setdefault(remote.engine_id, []).append(remote)
+            by_peer.setdefault(remote.peer_key, set()).add(remote.request_id)
         return {
-            engine_id: HeartbeatInfo(
-                frozenset(remote.request_id for remote in remotes),
-                remotes[0].host,
-                remotes[0].port,
-            )
-            for engine_id, remotes in by_engine.items()
+            peer: HeartbeatInfo(frozenset(ids), peer.host, peer.port)
+            for peer, ids in by_peer.items()
         }
 
     def has_pending_push_work(self) -> bool:

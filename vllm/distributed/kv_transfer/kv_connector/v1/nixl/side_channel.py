@@ -214,13 +214,21 @@ _numbers = itertools.count()
 
 
 class SideChannelClient:
-    """One peer's side channel, from the worker's thread; never blocks."""
+    """One peer's side channel, from the worker's thread; never blocks.
+
+    Raises:
+        zmq.ZMQError: the process has no more sockets.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = _limit(zmq.Context.instance().socket(zmq.DEALER))
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-        )
+        try:
+            self._monitor = self._socket.get_monitor_socket(
+                zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            )
+        except zmq.ZMQError:
+            self._socket.close()
+            raise
         self._was_lost = False
         try:
             self._socket.connect(f"tcp://{host}:{port}")

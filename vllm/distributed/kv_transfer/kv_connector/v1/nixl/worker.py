@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.options import NixlOptions
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import Peer, PeerLost, pair_groups
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peers import Peers
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.receive import Receive
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.registration import plan_registration
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.regions import Region
@@ -57,7 +59,8 @@ class NixlBaseConnectorWorker:
         self.leases = Leases(self.options.lease_seconds)
         self.xfer_stats = NixlKVConnectorStats()
         self.compat_hash = compute_nixl_compatibility_hash(vllm_config, "", False)
-        self.peers: dict[str, Peer] = {}
+        most, idle_seconds = self.options.max_peers, self.options.peer_idle_seconds
+        self.peers = Peers(self._connect, self._drop, most, idle_seconds)
         self._staging: StagingBuffer | None = None
         self._server: SideChannelServer | None = None
         # Receives that failed but whose bytes may still arrive.
@@ -136,7 +139,7 @@ class NixlBaseConnectorWorker:
 
     def shutdown(self) -> None:
         """Forgets all peers and gives the memory back. May be called twice."""
-        for peer in list(self.peers.values()):
+        for peer in self.peers:
             self._drop(peer, "this engine is going down")
         if self._server is not None:
             self._server.close()
@@ -151,18 +154,44 @@ class NixlBaseConnectorWorker:
         for request_id, deadline in metadata.reqs_to_send.items():
             self.leases.hold(request_id, deadline)
         self._poll_peers()
-        for remote in metadata.reqs_to_release.values():
-            self._peer(remote).release(remote.request_id)
-        for engine_id, info in metadata.heartbeats.items():
-            remote = RemoteMeta((), info.host, info.port, engine_id, "")
-            self._peer(remote).channel.send(Heartbeat(engine_id, sorted(info.req_ids)))
         for request_id, meta in metadata.reqs_to_recv.items():
-            self._peer(meta.remote).receives[request_id] = Receive(request_id, meta)
+            self._receive(Receive(request_id, meta))
+        unheard: list[str] = []
+        for remote in metadata.reqs_to_release.values():
+            self._tell(remote, lambda peer, remote=remote: peer.release(remote.request_id), unheard)
+        for key, info in metadata.heartbeats.items():
+            message = Heartbeat(key.engine_id, sorted(info.req_ids))
+            remote = RemoteMeta((), key.host, key.port, key.engine_id, "")
+            self._tell(remote, lambda peer, message=message: peer.channel.send(message), unheard)
+        if unheard:
+            logger.warning(
+                "NIXL: %d releases and heartbeats are not sent; their peers keep pages for "
+                "lease_seconds at most: %s", len(unheard), unheard[0],
+            )  # fmt: skip
         self._advance()
+
+    def _receive(self, receive: Receive) -> None:
+        try:
+            peer = self.peers.get(receive.meta.remote, may_displace=True)
+        except PeerLost as error:
+            self._count_failure(receive, str(error), is_handshake=True)
+            self._invalid_pages |= receive.wanted_pages
+            self._done_receiving.add(receive.request_id)
+            return
+        peer.receives[receive.request_id] = receive
+
+    def _tell(
+        self, remote: RemoteMeta, tell: Callable[[Peer], None], unheard: list[str]
+    ) -> None:
+        """Says something to a peer for whose sake no other is dropped; notes why it was not said."""
+        try:
+            tell(self.peers.get(remote))
+        except PeerLost as error:
+            unheard.append(str(error))
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """Requests whose pages nobody reads any more, and those whose load has ended."""
-        for peer in self.peers.values():
+        for peer in self.peers:
             for request_id in finished_req_ids & peer.receives.keys():
                 peer.receives[request_id].is_aborted = True
         self._poll_peers()
@@ -188,28 +217,22 @@ class NixlBaseConnectorWorker:
 
     # --- Peers ---
 
-    def _peer(self, remote: RemoteMeta) -> Peer:
-        peer = self.peers.get(remote.engine_id)
-        if peer is not None and peer.is_suspect and not peer.receives:
-            self._drop(peer, "a transfer failed")
-            peer = None
-        if peer is not None:
-            return peer
-        for other in [p for p in self.peers.values() if p.address == (remote.host, remote.port)]:
-            self._drop(other, f"engine {remote.engine_id} is in its place")
+    def _connect(self, remote: RemoteMeta) -> Peer:
         pair = partial(pair_groups, self.registration, self._raw)
         seconds = self.options.timeout_seconds
-        peer = Peer(remote, self.compat_hash, self.agent, pair, seconds)
-        self.peers[remote.engine_id] = peer
-        return peer
+        return Peer(remote, self.compat_hash, self.agent, pair, seconds)
 
     def _poll_peers(self) -> None:
-        for peer in list(self.peers.values()):
+        self.peers.drop_idle()
+        for peer in self.peers:
+            was_ready = peer.is_ready
             try:
                 answers = peer.poll()
             except PeerLost as error:
                 self._drop(peer, str(error))
                 continue
+            if peer.is_ready and not was_ready:
+                self.peers.drop_others_at(peer)
             for answer in answers:
                 self._take_answer(peer, answer)
 
@@ -225,7 +248,7 @@ class NixlBaseConnectorWorker:
     def _drop(self, peer: Peer, reason: str) -> None:
         """Forgets a peer; what it was to send does not come."""
         logger.info("NIXL: %s is forgotten: %s", peer, reason)
-        self.peers.pop(peer.engine_id, None)
+        self.peers.forget(peer)
         for receive in list(peer.receives.values()):
             self._fail(peer, receive, reason, tell_peer=False)
         peer.close()
@@ -239,7 +262,7 @@ class NixlBaseConnectorWorker:
             if receive.cancel(self._make_staging):
                 self._draining.remove(receive)
                 self._done_receiving.add(receive.request_id)
-        for peer in list(self.peers.values()):
+        for peer in self.peers:
             for receive in list(peer.receives.values()):
                 try:
                     self._advance_one(peer, receive)
@@ -299,10 +322,7 @@ class NixlBaseConnectorWorker:
     ) -> None:
         """Ends a receive whose pages did not come."""
         if is_fault:
-            logger.warning(
-                "NIXL: pages of request %s could not be read: %s", receive.request_id, reason
-            )
-            self.xfer_stats.record_failure(is_handshake=not peer.is_ready)
+            self._count_failure(receive, reason, is_handshake=not peer.is_ready)
         del peer.receives[receive.request_id]
         self._invalid_pages |= receive.wanted_pages
         if tell_peer and not receive.is_released:
@@ -311,6 +331,10 @@ class NixlBaseConnectorWorker:
             self._done_receiving.add(receive.request_id)
         else:
             self._draining.append(receive)
+
+    def _count_failure(self, receive: Receive, reason: str, is_handshake: bool) -> None:
+        logger.warning("NIXL: pages of request %s could not be read: %s", receive.request_id, reason)
+        self.xfer_stats.record_failure(is_handshake)
 
 
 def _bytes_from(kv_cache: torch.Tensor, address: int) -> torch.Tensor:

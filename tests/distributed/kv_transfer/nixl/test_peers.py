@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which peers an engine connects to is said by requests: however many and whatever they name, there
+are few connections, and no request disturbs another. Real workers and real NIXL."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from tests.distributed.kv_transfer.nixl.ends import (
+    End,
+    Layout,
+    ends,  # noqa: F401
+    read,
+    step_until,
+)
+from tests.v1.worker.kv_cache_fakes import Fused
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+    HeartbeatInfo,
+    RemoteMeta,
+    ReqMeta,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.options import NixlOptions
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.scheduler import NixlConnectorScheduler
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+LAYOUT = Layout(Fused)
+
+
+@pytest.fixture
+def silent():
+    """Ports on which somebody listens and says nothing."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(zmq.Context.instance().socket(zmq.ROUTER)) for _ in "abc"]
+        yield [socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets]
+
+
+def ask(decode: End, remote: RemoteMeta, name: str, page: int) -> None:
+    decode.step(reqs_to_recv={name: ReqMeta(([page],), (16,), remote)})
+
+
+def nobody(port: int, engine_id: str) -> RemoteMeta:
+    return RemoteMeta(([1],), "127.0.0.1", port, engine_id, "r")
+
+
+def test_a_request_too_many_is_refused_by_name(ends, silent, caplog_vllm):  # noqa: F811
+    """Peers with something to do keep their places; who gets none fails at once, as the policy says,
+    and can come again. Guards against a socket for each address that a client makes up."""
+    decode, prefill = ends(LAYOUT, max_peers=2, timeout_seconds=1.0), ends(LAYOUT)
+    for i, port in enumerate(silent[:2]):
+        ask(decode, nobody(port, f"e{i}"), f"r{i}", i + 1)
+    prefill.keep("a", "b")
+    ask(decode, prefill.remote(([2],), "a"), "a", 3)
+    assert decode.received == {"a"} and decode.invalid == {3}
+    assert "2 other engines are connected, as many as max_peers" in caplog_vllm.text
+    assert len(decode.worker.peers) == 2
+    step_until(lambda: {"r0", "r1"} <= decode.received, decode, prefill)
+    read(decode, prefill, ([4],), ([2],), (16,), "b")
+    assert decode.invalid == {1, 2, 3}
+
+
+def test_heartbeats_and_releases_take_free_places_only(ends, silent, caplog_vllm):  # noqa: F811
+    """A thousand requests that wait name a thousand engines: few are connected to, one line says so,
+    and a request that is read takes the place of one."""
+    decode, prefill = ends(LAYOUT, max_peers=3), ends(LAYOUT)
+    junk = [nobody(silent[0], f"e{i}") for i in range(1000)]
+    beats = {each.peer_key: HeartbeatInfo(frozenset("r"), each.host, each.port) for each in junk}
+    releases = {f"r{i}": each for i, each in enumerate(junk)}
+    decode.step(heartbeats=beats, reqs_to_release=releases)
+    assert len(decode.worker.peers) == 3
+    assert caplog_vllm.text.count("releases and heartbeats are not sent") == 1
+    prefill.keep("a")
+    ask(decode, prefill.remote(([2],), "a"), "a", 1)
+    step_until(lambda: "a" in decode.received, decode, prefill)
+    assert not decode.invalid and len(decode.worker.peers) == 3
+
+
+def test_a_peer_that_nobody_asks_for_is_dropped(ends):  # noqa: F811
+    """And connected to again. Guards against connections that stay for ever."""
+    decode, prefill = ends(LAYOUT, peer_idle_seconds=0.1), ends(LAYOUT)
+    prefill.keep("a", "b")
+    read(decode, prefill, ([1],), ([2],), (16,), "a")
+    step_until(lambda: not len(decode.worker.peers), decode, prefill)
+    read(decode, prefill, ([3],), ([4],), (16,), "b")
+    assert not decode.invalid
+
+
+def test_a_false_name_disturbs_nobody(ends, silent):  # noqa: F811
+    """A request that names another engine at the address of one that is being read from, and one
+    that named that engine at another address before. Guards against peers that are dropped, or taken
+    for another, on a client's word."""
+    decode, prefill = ends(LAYOUT), ends(LAYOUT)
+    remote = prefill.remote(([2],), "a")
+    ask(decode, dataclasses.replace(remote, port=silent[0]), "elsewhere", 5)
+    ask(decode, remote, "a", 1)
+    step_until(lambda: any(peer.is_ready for peer in decode.worker.peers), decode, prefill)
+    ask(decode, dataclasses.replace(remote, engine_id="made up"), "false", 3)
+    step_until(lambda: "false" in decode.received, decode, prefill)
+    assert decode.invalid == {3} and "a" not in decode.received
+    prefill.keep("a")
+    step_until(lambda: "a" in decode.received, decode, prefill)
+    assert decode.invalid == {3}
+
+
+def test_one_engine_at_two_addresses(ends):  # noqa: F811
+    """NIXL knows it once: that one connection is dropped must not take the other's memory away."""
+    decode, prefill = ends(LAYOUT, peer_idle_seconds=0.3), ends(LAYOUT)
+    prefill.keep("a", "b", "c")
+    named = prefill.remote(([2],), "a")
+    read(decode, prefill, ([1],), ([2],), (16,), "a")
+    deadline = time.monotonic() + 0.5
+    for name in "bc":
+        ask(decode, dataclasses.replace(named, host="127.0.0.1", request_id=name), name, 3)
+        step_until(lambda name=name: name in decode.received, decode, prefill)
+        while name == "b" and time.monotonic() < deadline:
+            decode.step()
+            prefill.step()
+    assert not decode.invalid
+
+
+def test_heartbeats_go_to_where_each_request_says():
+    """Two requests name one engine at two addresses. Guards against heartbeats of the second that go
+    to the first's address, and a lease that ends for it."""
+    config = SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(kv_connector="NixlConnector", kv_role="kv_both")
+    )
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=None)])
+    scheduler = NixlConnectorScheduler(config, "here", groups)
+    for port in (1, 2):
+        params = {
+            "do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": f"r{port}",
+            "remote_host": "localhost", "remote_port": port, "remote_block_ids": [[1]],
+        }  # fmt: skip
+        params = SamplingParams(extra_args={"kv_transfer_params": params})
+        scheduler.on_new_request(Request(f"a{port}", [1, 2], params))
+    beats = scheduler.build_connector_meta().heartbeats
+    assert {key.port: info.req_ids for key, info in beats.items()} == {1: {"r1"}, 2: {"r2"}}
+
+
+@pytest.mark.parametrize("options", [{"max_peers": 0}, {"max_peers": 2.5}, {"max_peers": True}])
+def test_a_limit_that_is_none(options):
+    config = KVTransferConfig(
+        kv_connector="NixlConnector", kv_role="kv_both", kv_connector_extra_config=options
+    )
+    with pytest.raises(ValueError, match="max_peers"):
+        NixlOptions.from_config(config)
