@@ -26,7 +26,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput, RequestFailure
 from vllm.v1.request import Request
 
 EOS = 1
@@ -172,6 +172,10 @@ def make_feature(identifier: str, num_tokens: int, offset: int = 0) -> MultiModa
     return MultiModalFeatureSpec(None, "text", identifier, position, identifier)
 
 
+NO_GOOD = "no good"
+"""What a request is told whose encoder input is unencodable."""
+
+
 class FakeModel:
     """What a runner does to the scheduler's eyes. It keeps the states it is told of and checks that
     it is told rightly, and draws random tokens for requests whose known tokens are all computed.
@@ -180,7 +184,7 @@ class FakeModel:
     A step writes first and then reads what each token attends to, so a page that was found though
     its content is another's, was never computed, or is in use twice, is noticed. Groups of
     cross-attention hold what the encoder made of the request's inputs; `encoded` are all inputs it
-    ran over.
+    ran over. It makes nothing of those in `unencodable`: requests that have one fail.
     """
 
     def __init__(self, specs: list[KVCacheSpec], seed: int = 0, vocab_size: int = 1000) -> None:
@@ -192,6 +196,7 @@ class FakeModel:
         self.block_ids: dict[str, tuple[list[int], ...]] = {}
         self.features: dict[str, list[MultiModalFeatureSpec]] = {}
         self.encoded: list[str] = []
+        self.unencodable: set[str] = set()
         self._kept: set[str] = set()
         self.finished: set[str] = set()
 
@@ -200,9 +205,10 @@ class FakeModel:
         self._forget(step)
         begins = self._learn(step)
         assert set(begins) == set(step.num_scheduled_tokens)
+        failures = self._encode(step)
+        step = step.without(failures)
         ends = {r: begins[r] + n for r, n in step.num_scheduled_tokens.items()}
         names = {r: self._name_prefixes(self.tokens[r][: ends[r]]) for r in ends}
-        self._encode(step)
         for request_id, end in ends.items():
             self._write(request_id, names[request_id], begins[request_id], end)
         for request_id in ends:
@@ -214,7 +220,8 @@ class FakeModel:
             is_complete = ends[request_id] == len(self.tokens[request_id])
             sampled.append([self._rng.randrange(self._vocab_size)] if is_complete else [])
             self.tokens[request_id] += sampled[-1]
-        return ModelRunnerOutput(req_ids, {r: i for i, r in enumerate(req_ids)}, sampled)
+        places = {r: i for i, r in enumerate(req_ids)}
+        return ModelRunnerOutput(req_ids, places, sampled, failures=failures)
 
     def _forget(self, step: SchedulerOutput) -> None:
         twice = self.finished & step.finished_req_ids
@@ -240,20 +247,30 @@ class FakeModel:
             begins[request_id] = known.num_computed_tokens[i]
         return begins
 
-    def _encode(self, step: SchedulerOutput) -> None:
-        """Runs the encoder; a step's outputs are kept until a later one says otherwise."""
+    def _encode(self, step: SchedulerOutput) -> dict[str, RequestFailure]:
+        """Runs the encoder; a step's outputs are kept until a later one says otherwise. Returns the
+        requests that have an input which it makes nothing of."""
+        failed: set[str] = set()
         assert self._kept >= set(step.free_encoder_mm_hashes), "freed though not kept"
         self._kept -= set(step.free_encoder_mm_hashes)
         for request_id, input_ids in step.scheduled_encoder_inputs.items():
             assert request_id in {new.req_id for new in step.scheduled_new_reqs}
             assert input_ids == list(range(len(self.features[request_id])))
-            for input_id in input_ids:
-                self.encoded.append(self.features[request_id][input_id].identifier)
-                self._kept.add(self.encoded[-1])
+            identifiers = [feature.identifier for feature in self.features[request_id]]
+            self.encoded += identifiers
+            self._kept |= set(identifiers)
+            failed |= self.unencodable.intersection(identifiers)
+            if not self.unencodable.isdisjoint(identifiers):
+                continue
             for group_id in self._cross_groups:
                 for position, name in enumerate(self._encoder_names(request_id)):
                     slot = self._slot(request_id, group_id, position)
                     self._slots[slot] = (group_id, name)
+        return {
+            new.req_id: RequestFailure(NO_GOOD, is_computed=False)
+            for new in step.scheduled_new_reqs
+            if any(feature.identifier in failed for feature in new.mm_features)
+        }
 
     @property
     def _cross_groups(self) -> list[int]:

@@ -9,7 +9,6 @@ import pytest
 from tests.v1.core.sched import transfers
 from tests.v1.core.utils import (
     Engine,
-    FakeModel,
     cross_spec,
     full_spec,
     make_feature,
@@ -17,9 +16,7 @@ from tests.v1.core.utils import (
     make_scheduler,
     window_spec,
 )
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import FinishReason
-from vllm.v1.outputs import ModelRunnerOutput, RequestFailure
 from vllm.v1.request import Request, RequestStatus
 
 CROSS = 1
@@ -294,27 +291,13 @@ def _counted(engine: Engine) -> tuple[int, int]:
     return sum(one.num_encoded for one in counted), sum(one.num_found for one in counted)
 
 
-class FailingModel(FakeModel):
-    """Makes nothing of the input "bad": what its requests write is lost."""
-
-    def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        output = super().run(step)
-        for new in step.scheduled_new_reqs:
-            if any(feature.identifier == "bad" for feature in new.mm_features):
-                output.failures[new.req_id] = RequestFailure("no good", is_computed=False)
-                for page, offset in list(self._slots):
-                    if any(page in ids for ids in new.block_ids):
-                        del self._slots[page, offset]
-        return output
-
-
 @pytest.mark.parametrize("caching", [True, False])
 def test_an_input_that_cannot_be_encoded(caching: bool):
     """The requests that have it end with the reason, as the engine's fault; others go on; their pages
     are free and found by nobody: the same input is encoded when it is asked for again."""
     engine = make_engine(usable_pages=40, enable_prefix_caching=caching)
     free = num_free(engine)
-    good, engine.model = engine.model, FailingModel(engine.model._specs)
+    engine.model.unencodable = {"bad"}
     engine.add(*[with_input(name, "bad", 40, [5] * 20) for name in "ab"], with_input("c", "y", 10))
     engine.run()
     for name in "ab":
@@ -322,7 +305,8 @@ def test_an_input_that_cannot_be_encoded(caching: bool):
         assert last.finish_reason is FinishReason.ERROR and not last.new_token_ids
         assert last.error_message == "no good" and last.is_engine_fault
     assert len(engine.tokens("c")) == 3 and num_free(engine) == free
-    good._slots, engine.model = engine.model._slots, good
+    engine.model.unencodable = set()
+    engine.model.encoded.clear()
     engine.add(with_input("again", "bad", 40, [5] * 20))
     engine.run()
     assert engine.model.encoded == ["bad"] and len(engine.tokens("again")) == 3

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.v1.core.sched.transfers import Plan, ask, make_engine
-from tests.v1.core.utils import cross_spec, full_spec, make_feature, window_spec
+from tests.v1.core.utils import NO_GOOD, cross_spec, full_spec, make_feature, window_spec
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.remote_kv import LOSS_MESSAGE
 from vllm.v1.engine import FinishReason
@@ -225,6 +225,27 @@ def test_encoder_output_that_others_hold_is_not_loaded_again(is_async):
     engine.run()
     assert engine.model.encoded == ["picture"]
     assert all(engine.finish_reason(f"r{page}") is FinishReason.LENGTH for page in range(6))
+
+
+@pytest.mark.parametrize("num_steps", [0, 2])
+@pytest.mark.parametrize("policy", ["recompute", "fail"])
+def test_a_load_beside_an_input_that_cannot_be_encoded(policy, num_steps):
+    """It found, in the same step, the pages that were to be written for that input, and its load may
+    end with that step. Guards against a request that goes on over pages which nobody wrote."""
+    engine = make_engine(30, full_spec(4), cross_spec(4), policy=policy)
+    engine.model.unencodable = {"bad"}
+    features = [make_feature("bad", 11)]
+    ask(engine, Plan(), "first", [3] * 9, 4, hash_block_size=4, mm_features=features)
+    plan = Plan(num_tokens=5, num_steps=num_steps)
+    ask(engine, plan, "loads", [4] * 9, 4, hash_block_size=4, mm_features=features)
+    ask(engine, plan, "fine", [5] * 9, 4, hash_block_size=4, mm_features=[make_feature("good", 7)])
+    engine.run()
+    assert engine.outputs["first"][-1].error_message == NO_GOOD
+    assert engine.outputs["loads"][-1].error_message == (
+        NO_GOOD if policy == "recompute" else LOSS_MESSAGE
+    )
+    assert len(engine.tokens("fine")) == 4 and not engine.tokens("loads")
+    assert all_free(engine)
 
 
 def test_prompt_logprobs_need_the_whole_prompt():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.v1.core.sched.transfers import Plan, ask, make_engine
-from tests.v1.core.utils import Engine, cross_spec, full_spec, make_feature, window_spec
+from tests.v1.core.utils import NO_GOOD, Engine, cross_spec, full_spec, make_feature, window_spec
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.remote_kv import LOSS_MESSAGE
 from vllm.v1.engine import FinishReason
@@ -74,6 +74,7 @@ class TransferMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             watermark=watermark,
         )
+        self.engine.model.unencodable = {"input 3"}
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
 
@@ -84,7 +85,7 @@ class TransferMachine(RuleBasedStateMachine):
         num_own=st.integers(1, 30),
         max_tokens=st.integers(1, 30),
         priority=st.integers(0, 2),
-        encoder_input=st.integers(0, 2),
+        encoder_input=st.integers(0, 3),
         is_whole_prompt_wanted=st.sampled_from([False, False, False, True]),
     )
     def arrive(self, plan, prefix, num_shared, num_own, max_tokens, priority, encoder_input,
@@ -190,6 +191,8 @@ class TransferMachine(RuleBasedStateMachine):
             assert is_at_end or request.num_output_tokens == request.max_tokens
             keeps = plan.keep_steps is not None
             assert (outputs[-1].kv_transfer_params is not None) == keeps
+        elif request.error_message == NO_GOOD:
+            assert request.mm_features[0].identifier in self.engine.model.unencodable
         elif reason is FinishReason.ERROR and request.is_engine_fault:
             assert request.error_message == LOSS_MESSAGE
             assert self.policy == "fail"

@@ -105,6 +105,10 @@ class NoRemoteKV:
         could not be loaded: they are to start over, or to fail."""
         return []
 
+    def not_written(self, pages: set[int]) -> None:
+        """A step did not write what it was to write into these pages: requests that have found them
+        and are loading will have to start over, or to fail."""
+
     def end(self, request: Request) -> dict[str, Any] | None:
         """A request has ended: frees its pages, now or when nobody needs them any more. Returns the
         `kv_transfer_params` of its output."""
@@ -233,13 +237,16 @@ class RemoteKV(NoRemoteKV):
                 bad_pages |= self._pages_after(request, self._num_good(request, bad_pages))
             lost += found
         self.kv_cache_manager.evict_blocks(bad_pages)
+        self.not_written(bad_pages)
+        self._without_remote |= {request.request_id for request in lost}
+        return lost
+
+    def not_written(self, pages: set[int]) -> None:
         for request in self.loading.values():
-            num_good = self._num_good(request, bad_pages)
+            num_good = self._num_good(request, pages)
             if num_good >= 0:
                 before = self._num_good_tokens.get(request.request_id, num_good)
                 self._num_good_tokens[request.request_id] = min(before, num_good)
-        self._without_remote |= {request.request_id for request in lost}
-        return lost
 
     def _num_good(self, request: Request, bad_pages: set[int]) -> int:
         """Tokens before the first that depends on one of these pages; -1: none does."""

@@ -289,10 +289,11 @@ class Scheduler(SchedulerInterface):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        # Before the news of loads: one that ends with this step may have found what failed.
+        self._take_failures(scheduler_output, model_runner_output.failures)
         remote_output = model_runner_output.kv_connector_output
         for request in self.remote_kv.take_in(remote_output, self.running):
             self._lose(request)
-        self._take_failures(scheduler_output, model_runner_output.failures)
         by_client: dict[int, list[EngineCoreOutput]] = defaultdict(list)
         stopped: dict[Request, EngineCoreOutput] = {}
         for request_id in scheduler_output.num_scheduled_tokens:
@@ -329,6 +330,7 @@ class Scheduler(SchedulerInterface):
             if new.req_id in failures and not failures[new.req_id].is_computed:
                 pages = {page for ids in new.block_ids for page in ids if page}
                 self.kv_cache_manager.evict_blocks(pages)
+                self.remote_kv.not_written(pages)
         for request_id, failure in failures.items():
             request = self.requests.get(request_id)
             if request is not None and request.status is RequestStatus.RUNNING:
