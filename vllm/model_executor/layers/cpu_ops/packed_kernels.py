@@ -20,7 +20,7 @@ from numba import types
 
 from . import op_args as A
 from .gemm import multiply_add
-from .packing import MAX_ROWS, PANEL
+from .panel_sizes import MAX_ROWS, PANEL
 from .rows import each_range, jit
 from .simd import I32, I64, Simd, _none, const, load, make_intrinsic
 

@@ -7,18 +7,15 @@ dimensions, so layers that share a weight (a tied output projection) need no fla
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from . import op_args
 from .kernel_library import KernelTable
 from .ops import LIBRARY
+from .panel_sizes import MAX_ROWS, PANEL
 from .target import host_target
 from .threads import Arguments, launch, num_threads
 
-PANEL: Final = 32  # outputs of a panel: two vectors of sums
-MAX_ROWS: Final = 192  # rows of x that stay in the cache while panels pass
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 24
 _args = Arguments(op_args.PACKED_FORMAT)
