@@ -188,7 +188,7 @@ async def _run(args: argparse.Namespace) -> tuple[ServeResult, Target]:
 
     with closing(HTTPClient(_base_url(args), _headers(args))) as client:
         target, tokenizer_name = await _find_target(client, args)
-        requests = _random_requests(args, _tokenizer(args, tokenizer_name), target.is_chat)
+        requests = random_requests(args, _tokenizer(args, tokenizer_name), target.is_chat)
         if args.ready_check_timeout_sec > 0:
             await _check_ready(client, target, requests[0], args.ready_check_timeout_sec)
         warmups = (requests * (1 + args.num_warmups // len(requests)))[: args.num_warmups]
@@ -267,7 +267,7 @@ def _tokenizer(args: argparse.Namespace, root: str | None) -> TokenizerLike:
         ) from error
 
 
-def _random_requests(
+def random_requests(
     args: argparse.Namespace, tokenizer: TokenizerLike, as_text: bool
 ) -> list[ServeRequest]:
     """Prompts of ids drawn evenly from the vocabulary; as text where the API takes no ids, whose

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +116,7 @@ def _methods(llm: LLM) -> list[tuple[Any, str, str]]:
         ValueError: the engine core runs in a process of its own.
     """
     from vllm.v1.engine.core_client import InprocClient
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
     client = llm.llm_engine.engine_core
     if not isinstance(client, InprocClient):
@@ -128,28 +129,54 @@ def _methods(llm: LLM) -> list[tuple[Any, str, str]]:
         (core.model_executor, "execute_model", INPUTS),
         (core.model_executor, "sample_tokens", SAMPLING),
         (runner.model, "forward", FORWARD),
+        (CudaGraphManager, "replay", FORWARD),
         (llm.llm_engine.output_processor, "process_outputs", OUTPUTS),
     ]
 
 
 @contextmanager
-def _timed_parts(llm: LLM, clock: PartClock) -> Iterator[None]:
+def _timed_parts(llm: LLM, clock: PartClock, with_modules: bool) -> Iterator[None]:
     """The parts of `llm` are timed inside."""
     methods, hooks = _methods(llm), []
+    with ExitStack() as stack:
+        for target, name, part in methods:
+            timed = clock.timed(part, getattr(target, name))
+            stack.enter_context(_replaced(target, name, timed))
+        if with_modules:
+            runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.model_runner
+            # A recorded step calls no module, so that none would be timed.
+            stack.enter_context(_replaced(runner, "_forward", runner._run_eagerly))
+            hooks = _hooks(llm, clock)
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _hooks(llm: LLM, clock: PartClock) -> list[Any]:
+    """Handles of hooks that time the model's modules."""
+    hooks = []
     for module in llm.apply_model(lambda model: list(model.modules()))[0]:
         part = _part_of(module)
         if part is not None:
             hooks.append(module.register_forward_pre_hook(_entering(clock, part)))
             hooks.append(module.register_forward_hook(_leaving(clock), always_call=True))
-    for target, name, part in methods:
-        setattr(target, name, clock.timed(part, getattr(target, name)))
+    return hooks
+
+
+@contextmanager
+def _replaced(target: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of an object or a class is another inside."""
+    is_own, before = name in vars(target), vars(target).get(name)
+    setattr(target, name, value)
     try:
         yield
     finally:
-        for target, name, _ in methods:
+        if is_own:
+            setattr(target, name, before)
+        else:
             delattr(target, name)
-        for hook in hooks:
-            hook.remove()
 
 
 def _entering(clock: PartClock, part: str) -> Callable[..., None]:
@@ -160,8 +187,11 @@ def _leaving(clock: PartClock) -> Callable[..., None]:
     return lambda module, args, output: clock.leave()
 
 
-def profile_steps(llm: LLM, run: Callable[[], object]) -> StepProfile:
-    """Profiles the steps that `run` makes `llm` do.
+def profile_steps(
+    llm: LLM, run: Callable[[], object], with_modules: bool = True
+) -> StepProfile:
+    """Profiles the steps that `run` makes `llm` do. Without `with_modules` the forward pass is one
+    part, and the clock takes next to nothing.
 
     Raises:
         ValueError: the engine core runs in a process of its own, or `run` did no step.
@@ -176,7 +206,7 @@ def profile_steps(llm: LLM, run: Callable[[], object]) -> StepProfile:
 
         return call
 
-    with _timed_parts(llm, clock):
+    with _timed_parts(llm, clock, with_modules):
         scheduler = llm.llm_engine.engine_core.engine_core.scheduler
         scheduler.schedule = counted(scheduler.schedule)
         clock.start()

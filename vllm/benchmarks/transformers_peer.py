@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 PeerCache = Literal["dynamic", "static", "compiled"]
 PEER_CACHES: tuple[PeerCache, ...] = get_args(PeerCache)
-# Runs of each candidate before the fastest is chosen, the first being its warm-up.
-_TRIALS = 3
+# Runs of each candidate before the fastest is chosen, the first being its warm-up; so many tokens.
+_TRIALS, _TRIAL_TOKENS = 3, 24
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,13 @@ class TransformersEngine:
         import torch
 
         torch.compiler.reset()  # code compiled for another shape would be kept, and generalised
-        candidates = (self._wanted,) if self._wanted else PEER_CACHES
-        seconds = {cache: self._try(cache, workload) for cache in candidates}
-        self._cache = min(seconds, key=seconds.__getitem__)
-        if seconds[self._cache] == float("inf"):
-            raise RuntimeError(f"Transformers' generate failed with every cache: {candidates}")
+        if self._wanted is None:
+            trial = Workload(workload.prompts, min(workload.output_len, _TRIAL_TOKENS))
+            seconds = {cache: self._try(cache, trial) for cache in PEER_CACHES}
+            self._cache = min(seconds, key=seconds.__getitem__)
+            if seconds[self._cache] == float("inf"):
+                raise RuntimeError(f"Transformers' generate failed with every cache: {PEER_CACHES}")
+        self.run(workload)
 
     def run(self, workload: Workload) -> Run:
         return self._run(workload, self._cache)
