@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 
 from vllm.benchmarks.engine import EngineInfo, Run
@@ -12,19 +13,22 @@ from vllm.benchmarks.workload import Workload
 
 @dataclass
 class CannedEngine:
-    """Takes the given seconds, round by round, and continues each prompt with `token`."""
+    """Tells the given seconds, round by round, and continues each prompt with `token`. `takes_s`:
+    for how long it really sleeps."""
 
     name: str
     seconds: list[float]
     token: int = 7
     output_len: int | None = None
     calls: list[str] = field(default_factory=list)
+    takes_s: float = 0.0
 
     def prepare(self, workload: Workload) -> None:
         self.calls.append(f"{self.name} prepare")
 
     def run(self, workload: Workload) -> Run:
         self.calls.append(f"{self.name} run")
+        time.sleep(self.takes_s)
         length = workload.output_len if self.output_len is None else self.output_len
         return Run(self.seconds.pop(0), tuple((self.token,) * length for _ in workload.prompts))
 
@@ -51,6 +55,8 @@ class CannedSpec:
             os._exit(11)
         if self.fault == "dies in run":
             return DyingEngine(self.name, [])
+        if self.fault == "hangs in run":
+            return CannedEngine(self.name, [1.0], takes_s=60.0)
         return CannedEngine(self.name, [] if self.fault == "raises in run" else [1.0, 2.0])
 
 

@@ -68,8 +68,24 @@ def test_engine_that_cannot_be_built(fault, message):
     "fault, message", [("raises in run", "IndexError"), ("dies in run", "exit status 9")]
 )
 def test_engine_that_fails_later(fault, message):
+    """One that only raised is there for the next workload."""
     with engine_processes([CannedSpec(fault=fault)]) as (engine,):
         with pytest.raises(EngineFailed, match=message):
             engine.run(WORKLOAD)
-        with pytest.raises(EngineFailed, match="ended with exit status"):
-            engine.run(WORKLOAD)
+        if fault == "raises in run":
+            assert engine.info().name == "canned"
+        else:
+            with pytest.raises(EngineFailed, match="ended with exit status"):
+                engine.run(WORKLOAD)
+
+
+def test_engine_that_never_answers():
+    """Guards against a run that waits for ever: the engine is ended and the others go on."""
+    failed = {}
+    specs = [CannedSpec("hangs", "hangs in run"), CannedSpec("b"), CannedSpec("c", "raises in build")]
+    with engine_processes(specs, failed.__setitem__, timeout_s=0.5) as (hangs, other):
+        with pytest.raises(EngineFailed, match="hangs gave no answer within 0.5 s"):
+            hangs.run(WORKLOAD)
+        assert not hangs._process.is_alive()
+        assert other.run(WORKLOAD).seconds == 1.0
+    assert failed == {"c": "c: ValueError: no such model"}

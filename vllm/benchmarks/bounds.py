@@ -52,6 +52,8 @@ class BoundsProbe:
         self._narrow = torch.ones(_READ_BYTES // 2 // _READ_COLUMNS, _READ_COLUMNS).bfloat16()
         self._vector = torch.ones(1, _READ_COLUMNS, dtype=torch.bfloat16)
         self._square = torch.randn(_GEMM_SIZE, _GEMM_SIZE).bfloat16()
+        can_pack = cpu_ops.can_pack(self._square)
+        self._packed = cpu_ops.pack(self._square) if can_pack else None
 
     def measure(self) -> Bounds:
         """Best of several tries each: a bound is not a median."""
@@ -68,11 +70,16 @@ class BoundsProbe:
         import torch
         import torch.nn.functional as F
 
+        from vllm.model_executor.layers import cpu_ops
+
         x = torch.randn(rows, _GEMM_SIZE).bfloat16()
-        flops = 2 * rows * _GEMM_SIZE**2
-        F.linear(x, self._square)
-        seconds = _best(lambda: F.linear(x, self._square), until=_GEMM_SECONDS)
-        return flops / seconds
+        products = [lambda: F.linear(x, self._square)]
+        if self._packed is not None:
+            products.append(lambda: cpu_ops.linear(x, self._packed))
+        for product in products:
+            product()
+        seconds = min(_best(product, until=_GEMM_SECONDS) for product in products)
+        return 2 * rows * _GEMM_SIZE**2 / seconds
 
 
 def _best(function: Callable[[], object], until: float = 0.0) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from vllm.benchmarks.workload import Workload
 
 if TYPE_CHECKING:
+    from vllm.benchmarks.model_size import ModelSize
     from vllm.benchmarks.step_profile import StepProfile
     from vllm.engine.arg_utils import EngineArgs
 
@@ -120,13 +121,15 @@ class VllmEngine:
 
         return profile_steps(self._llm, lambda: self.run(workload))
 
-    def weight_bytes(self) -> int:
-        """Bytes of the parameters, those that are shared once.
+    def model_size(self) -> ModelSize:
+        """Of the model as it is loaded.
 
         Raises:
-            TypeError: the engine core runs in a process of its own.
+            TypeError, ValueError: the engine core runs in a process of its own.
         """
-        return self._llm.apply_model(lambda model: sum(p.nbytes for p in model.parameters()))[0]
+        from vllm.benchmarks.model_size import measure_model
+
+        return measure_model(self._llm)
 
     def info(self) -> EngineInfo:
         import torch

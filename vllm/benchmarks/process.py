@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from vllm.platforms.cpu_threads import plan_threads
 logger = init_logger(__name__)
 
 _STOP_TIMEOUT_S = 20.0
+_BUILD_TIMEOUT_S = 900.0
 _BUSY_SAMPLE_S = 1.0
 _BUSY_PERCENT = 10.0
 
@@ -46,14 +47,16 @@ class EngineProcess:
     """Has the engine of `spec` built in a new process; its methods are the engine's.
 
     The process computes with the threads that VLLM_CPU_OMP_THREADS_BIND and OMP_NUM_THREADS ask
-    for, on the same cores, whatever the engine.
+    for, on the same cores, whatever the engine. `timeout_s`: longest time of a call; None: any.
 
     Raises:
-        EngineFailed: by each method, when the engine raised or its process died.
+        EngineFailed: by each method, when the engine raised, its process died or gave no answer in
+            time; it is ended then.
     """
 
-    def __init__(self, spec: BenchEngineSpec) -> None:
+    def __init__(self, spec: BenchEngineSpec, timeout_s: float | None = None) -> None:
         self.name = spec.name
+        self._timeout_s = timeout_s
         self.ready_seconds: float | None = None
         self._began = time.perf_counter()
         context = multiprocessing.get_context("spawn")
@@ -65,30 +68,21 @@ class EngineProcess:
 
     def wait_until_built(self) -> None:
         """Returns when the model is loaded."""
-        self._receive()
+        self._receive(_BUILD_TIMEOUT_S)
         self.ready_seconds = time.perf_counter() - self._began
 
-    @property
-    def is_built(self) -> bool:
-        """Whether the model was loaded."""
-        return self.ready_seconds is not None
-
     def prepare(self, workload: Workload) -> None:
-        self._call("prepare", workload)
+        self.call("prepare", workload)
 
     def run(self, workload: Workload) -> Run:
-        return self._call("run", workload)
+        return self.call("run", workload)
 
     def info(self) -> EngineInfo:
-        return self._call("info")
-
-    def weight_bytes(self) -> int:
-        """Bytes of the model's parameters; our engine knows them."""
-        return self._call("weight_bytes")
+        return self.call("info")
 
     def bounds(self) -> Bounds:
         """The machine's, of a `BoundsProbe`."""
-        return self._call("measure")
+        return self.call("measure")
 
     def peak_memory_bytes(self) -> int:
         """Resident memory at its highest, of the process and those that it started."""
@@ -100,18 +94,35 @@ class EngineProcess:
         self._connection.close()
         self._process.join(_STOP_TIMEOUT_S)
         if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+            self._kill()
 
-    def _call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
+        """What that method of the engine returns."""
         try:
             self._connection.send((method, args))
         except OSError:
             pass  # it is dead: receiving says so, after what it had to say
-        return self._receive()
+        return self._receive(self._timeout_s)
 
-    def _receive(self) -> Any:
+    def _kill(self) -> None:
+        """Ends the process and those that it started."""
         try:
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            started = []
+        self._process.kill()
+        self._process.join()
+        for process in started:
+            try:
+                process.kill()
+            except psutil.Error:
+                pass  # it has ended
+
+    def _receive(self, timeout_s: float | None) -> Any:
+        try:
+            if not self._connection.poll(timeout_s):
+                self._kill()
+                raise EngineFailed(f"{self.name} gave no answer within {timeout_s:g} s")
             answer = self._connection.recv()
         except (EOFError, OSError):
             self._process.join(_STOP_TIMEOUT_S)
@@ -148,33 +159,46 @@ def _peak_bytes(pid: int) -> int:
 
 @contextmanager
 def engine_processes(
-    specs: Sequence[BenchEngineSpec], may_fail: bool = False
+    specs: Sequence[BenchEngineSpec],
+    on_failure: Callable[[str, str], None] | None = None,
+    timeout_s: float | None = None,
+    on_step: Callable[[str], None] = lambda what: None,
 ) -> Iterator[list[EngineProcess]]:
-    """A process for each spec, all loaded, one after the other; closed at the end. `may_fail`: a
-    peer that cannot be loaded is warned of, and has `is_built` False."""
+    """A process for each spec, all loaded, one after the other; closed at the end.
+
+    `on_failure`, called with a name and a line, makes it go on without an engine that cannot be
+    loaded; None: that is raised. `timeout_s`: longest time of a call to an engine."""
     warn_if_busy(psutil.cpu_percent(interval=_BUSY_SAMPLE_S))
     with ExitStack() as stack:
         engines = []
         for spec in specs:
-            engine = EngineProcess(spec)
+            on_step(f"{spec.name}: loading")
+            engine = EngineProcess(spec, timeout_s)
             stack.callback(engine.close)
-            engines.append(engine)
             try:
                 engine.wait_until_built()
+                engines.append(engine)
             except EngineFailed as error:
-                if not (may_fail and spec.is_peer):
+                if on_failure is None:
                     raise
-                logger.warning("left out: %s", error)
+                on_failure(spec.name, " ".join(str(error).split()))
         yield engines
+
+
+def plain_environment() -> dict[str, str]:
+    """The user's environment and the number of threads, without what we set for ourselves."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(plan_threads().num_threads)}
+    for name in env_override.changed:
+        environment.pop(name, None)
+    return environment
 
 
 @contextmanager
 def _child_environment() -> Iterator[None]:
-    """The user's environment and the number of threads: OpenMP reads both once, when loaded."""
-    before = dict(os.environ)
-    os.environ["OMP_NUM_THREADS"] = str(plan_threads().num_threads)
-    for name in env_override.changed:
-        os.environ.pop(name, None)
+    """`plain_environment` for processes started inside: OpenMP reads it once, when loaded."""
+    before, plain = dict(os.environ), plain_environment()
+    os.environ.clear()
+    os.environ.update(plain)
     try:
         yield
     finally:
@@ -183,7 +207,8 @@ def _child_environment() -> Iterator[None]:
 
 
 def _serve(spec: BenchEngineSpec, connection: Connection) -> None:
-    """The process: builds the engine, then answers calls until the other end is closed."""
+    """The process: builds the engine, then answers calls until the other end is closed. A call that
+    raises ends nothing: what an engine cannot do of one workload it may do of the next."""
     if spec.is_peer:  # what suits us may not suit it
         for name in env_override.changed:
             os.environ.pop(name, None)
@@ -195,11 +220,21 @@ def _serve(spec: BenchEngineSpec, connection: Connection) -> None:
         pass  # free to move then, as the other engines are
     try:
         engine = spec.build()
+    except Exception as error:
+        connection.send(_failure(error))
+        return
+    try:
         connection.send(None)
         while True:
             method, args = connection.recv()
-            connection.send(getattr(engine, method)(*args))
+            try:
+                answer = getattr(engine, method)(*args)
+            except Exception as error:
+                answer = _failure(error)
+            connection.send(answer)
     except (EOFError, KeyboardInterrupt):
         return
-    except Exception as error:
-        connection.send(_Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
+
+
+def _failure(error: Exception) -> _Failure:
+    return _Failure(f"{type(error).__name__}: {error}", traceback.format_exc())

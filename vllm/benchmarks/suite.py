@@ -12,6 +12,19 @@ from vllm.benchmarks.workload import Workload
 
 S1_TOKENS, BATCH_LENGTHS, BATCH_OUTPUT = 128, (32, 256), 128
 PREFIX_REQUESTS, PREFIX_SHARED, PREFIX_OWN, PREFIX_OUTPUT = 32, 512, 16, 64
+BART_LENGTHS, BART_OUTPUT = (128, 512), 64
+
+
+@dataclass(frozen=True)
+class EngineSet:
+    """Engines that are measured with each other. `precision`: of the weights, ours and the peers';
+    None: what the run was asked for. `is_encoder_decoder`: the model is the random BART."""
+
+    precision: str | None = None
+    is_encoder_decoder: bool = False
+
+
+LANGUAGE, BART = EngineSet(), EngineSet(is_encoder_decoder=True)
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,7 @@ class Task:
     name: str
     workload: Workload
     first: Workload | None = None
+    engine_set: EngineSet = LANGUAGE
 
     @property
     def runs(self) -> tuple[Workload, ...]:
@@ -38,11 +52,6 @@ class Task:
         others = self.workload.num_prompts * (self.workload.output_len - 1)
         return others / max(seconds - first_seconds, 1e-9)
 
-    @property
-    def weight_reads(self) -> int:
-        """Decoding steps that `rate` counts, each of which reads all weights at least once."""
-        return self.workload.output_len - (self.first is not None)
-
 
 def make_task(name: str, vocab_size: int, seed: int, excluded_ids: Collection[int] = ()) -> Task:
     """The workload of that name.
@@ -56,16 +65,30 @@ def make_task(name: str, vocab_size: int, seed: int, excluded_ids: Collection[in
     return TASKS[name](ids, np.random.default_rng(seed))
 
 
-def _single(ids: np.ndarray, rng: np.random.Generator) -> Task:
-    prompts = _prompts(ids, rng, [S1_TOKENS])
-    return Task("s1", Workload(prompts, S1_TOKENS), Workload(prompts, 1))
+Maker = Callable[[np.ndarray, np.random.Generator], Task]
 
 
-def _batch(count: int) -> Callable[[np.ndarray, np.random.Generator], Task]:
+def _single(name: str, precision: str | None = None) -> Maker:
     def make(ids: np.ndarray, rng: np.random.Generator) -> Task:
-        low, high = BATCH_LENGTHS
-        lengths = rng.integers(low, high + 1, size=count).tolist()
-        return Task(f"b{count}", Workload(_prompts(ids, rng, lengths), BATCH_OUTPUT))
+        prompts = _prompts(ids, rng, [S1_TOKENS])
+        whole, first = Workload(prompts, S1_TOKENS), Workload(prompts, 1)
+        return Task(name, whole, first, EngineSet(precision))
+
+    return make
+
+
+def _batch(count: int) -> Maker:
+    def make(ids: np.ndarray, rng: np.random.Generator) -> Task:
+        prompts = _prompts(ids, rng, _lengths(rng, BATCH_LENGTHS, count))
+        return Task(f"b{count}", Workload(prompts, BATCH_OUTPUT))
+
+    return make
+
+
+def _bart(count: int) -> Maker:
+    def make(ids: np.ndarray, rng: np.random.Generator) -> Task:
+        prompts = _prompts(ids, rng, _lengths(rng, BART_LENGTHS, count))
+        return Task(f"bart{count}", Workload(prompts, BART_OUTPUT), engine_set=BART)
 
     return make
 
@@ -76,16 +99,38 @@ def _shared_prefix(ids: np.ndarray, rng: np.random.Generator) -> Task:
     return Task("prefix", Workload(tuple(shared + tail for tail in own), PREFIX_OUTPUT))
 
 
+def _lengths(rng: np.random.Generator, limits: tuple[int, int], count: int) -> list[int]:
+    low, high = limits
+    return rng.integers(low, high + 1, size=count).tolist()
+
+
 def _prompts(
     ids: np.ndarray, rng: np.random.Generator, lengths: list[int]
 ) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(rng.choice(ids, size=length).tolist()) for length in lengths)
 
 
-TASKS: dict[str, Callable[[np.ndarray, np.random.Generator], Task]] = {
-    "s1": _single,
+TASKS: dict[str, Maker] = {
+    "s1": _single("s1"),
     "b8": _batch(8),
     "b32": _batch(32),
     "b64": _batch(64),
     "prefix": _shared_prefix,
+    "s1-int8": _single("s1-int8", "int8"),
+    "s1-int4": _single("s1-int4", "int4"),
+    "bart1": _bart(1),
+    "bart8": _bart(8),
+    "bart32": _bart(32),
 }
+# What is measured of our engine otherwise than by a workload's rate; see measures/.
+MEASURES = ("http", "growth", "ready")
+_SHORT_FOR = {"bart": ("bart1", "bart8", "bart32")}
+WORKLOAD_NAMES = (*TASKS, *_SHORT_FOR, *MEASURES)
+
+
+def expand_names(names: Collection[str] | None) -> tuple[list[str], list[str]]:
+    """Tasks and measures of these names, each once, in the order of the tables; None: all."""
+    if names is None:
+        return list(TASKS), list(MEASURES)
+    wanted = {long for name in names for long in _SHORT_FOR.get(name, (name,))}
+    return [name for name in TASKS if name in wanted], [m for m in MEASURES if m in wanted]

@@ -9,125 +9,177 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm.benchmarks import cli_args, report
-from vllm.benchmarks.bounds import BoundsSpec
-from vllm.benchmarks.engine import VllmSpec
-from vllm.benchmarks.peers import PEERS, PRECISIONS, PeerOptions, make_peer, missing_reason
-from vllm.benchmarks.process import engine_processes
-from vllm.benchmarks.suite import TASKS, make_task
-from vllm.benchmarks.suite_report import svg, table_json, table_text
-from vllm.benchmarks.suite_run import run_task
+from vllm.benchmarks.peers import PEERS, PRECISIONS
+from vllm.benchmarks.suite import WORKLOAD_NAMES
+from vllm.benchmarks.transformers_peer import PEER_CACHES
 from vllm.engine.arg_utils import EngineArgs
-from vllm.logger import init_logger
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.benchmarks.suite_results import SuiteReport
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-logger = init_logger(__name__)
 
 BRIEF_HELP = """\
   --model MODEL               folder or .gguf file; left out: the embedded one
-  --workload NAME [NAME ...]  s1, b8, b32, b64, prefix; left out: all
-  --peers NAME [NAME ...]     left out: all that are installed
-  --precision bf16|int8|int4  of weights, ours and the peers'
+  --workload NAME [NAME ...]  s1, b8, b32, b64, prefix; s1-int8, s1-int4; bart (1, 8, 32 streams);
+                              http, growth, ready: of this engine alone; left out: all
+  --peers NAME [NAME ...]     transformers, openvino-genai, ctranslate2, llama-cpp, upstream; left
+                              out: all that are installed
+  --precision bf16|int8|int4  of weights, ours and the peers'; or --quantization, for the same
   --upstream-python PATH      the interpreter of an environment with upstream's vllm
-  --openvino-model DIR        the model as optimum-intel exported it, in its precision
+  --exporter-python PATH      of one where optimum-intel works, to convert models for OpenVINO
+  --openvino-model DIR        the model as it was exported elsewhere, in its precision
   --num-iters N               rounds; medians count
-  --json, --output-json FILE, --plot FILE.svg"""
+  --time-limit SECONDS        of the whole run: fewer rounds where they take too long
+  --peer-cache NAME           Transformers' KV cache; left out: the fastest by trial, which takes long
+  --output-json FILE          written after each workload; --resume goes on from there
+  --json, --markdown, --plot FILE.svg, --from-json FILE"""
 _MAX_MODEL_LEN = 2048
+_PRECISION_OF_GGUF = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
 
 
 def add_cli_args(parser: FlexibleArgumentParser) -> None:
     """The flags of `vllm bench compare`."""
-    parser.add_argument(
-        "--workload", nargs="+", choices=tuple(TASKS), default=list(TASKS), help="What is run."
+    _add_engine_choices(parser)
+    add = parser.add_argument
+    add("--num-iters", type=int, default=5, help="Rounds; medians count.")
+    add(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="Of the whole run, about. A workload's part of it is shared evenly by its engines: "
+        "one that has used up its share takes no further round, after one at the least.",
     )
-    parser.add_argument("--peers", nargs="*", choices=PEERS, help="Left out: all that run here.")
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default="bf16",
-        help="Of weights. int8, int4: ours by --quantization of that name.",
+    add(
+        "--peer-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="An engine that takes longer for one answer is ended, and left out from there.",
     )
-    parser.add_argument("--upstream-python", metavar="PATH", help="Python of upstream's own.")
-    parser.add_argument(
-        "--openvino-model",
-        metavar="DIR",
-        help="OpenVINO's form of the model and its tokenizer, exported elsewhere.",
-    )
-    parser.add_argument("--num-iters", type=int, default=5, help="Rounds; medians count.")
-    parser.add_argument("--plot", metavar="FILE", help="Write a bar chart to FILE, as SVG.")
-    parser.add_argument("--json", action="store_true", help="Print the results as JSON alone.")
-    parser.add_argument("--output-json", metavar="FILE", help="Write the results to FILE as JSON.")
+    add("--output-json", metavar="FILE", help="Write the results to FILE after each workload.")
+    add("--resume", action="store_true", help="Keep what --output-json's file has already.")
+    add("--from-json", metavar="FILE", help="Measure nothing: print the results in FILE.")
+    add("--json", action="store_true", help="Print the results as JSON alone.")
+    add("--markdown", action="store_true", help="Print them as Markdown tables.")
+    add("--plot", metavar="FILE", help="Write a bar chart to FILE, as SVG.")
     EngineArgs.add_cli_args(parser)
     parser.set_defaults(disable_log_stats=True, max_model_len=_MAX_MODEL_LEN)
 
 
+def _add_engine_choices(parser: FlexibleArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workload", nargs="+", choices=WORKLOAD_NAMES, help="What is run; left out: all.")
+    add("--peers", nargs="*", choices=PEERS, help="Left out: all that run here.")
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        help="Of weights, ours by --quantization of that name (left out: what --quantization "
+        "says, or else bf16).",
+    )
+    add("--upstream-python", metavar="PATH", help="Python of upstream's own environment.")
+    add(
+        "--exporter-python",
+        metavar="PATH",
+        help="Python of an environment with optimum-intel, where this one has none that works.",
+    )
+    add(
+        "--openvino-model",
+        metavar="DIR",
+        help="OpenVINO's form of the model, exported elsewhere; not of bart.",
+    )
+    add(
+        "--peer-cache",
+        choices=("auto", *PEER_CACHES),
+        default="auto",
+        help="KV cache of Transformers; auto: each is tried and the fastest is measured.",
+    )
+
+
 def validate(args: argparse.Namespace) -> None:
-    """Checks what the parser cannot.
+    """Checks what the parser cannot, and settles the precision.
 
     Raises:
         ValueError: one line that says what to change.
     """
     if args.num_iters < 1:
         raise ValueError("--num-iters must be at least 1")
-    if args.precision != "bf16" and args.quantization not in (None, args.precision):
+    for name in ("time_limit", "peer_timeout"):
+        if getattr(args, name) is not None and not getattr(args, name) > 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be more than 0")
+    if args.resume and not args.output_json:
+        raise ValueError("--resume goes on from the file of --output-json: give that too")
+    if args.json and args.markdown:
+        raise ValueError("--json and --markdown: give one of them")
+    if args.quantization in ("int8", "int4") and args.precision is None:
+        args.precision = args.quantization
+    if args.precision and args.quantization not in (None, "gguf", args.precision):
         raise ValueError("--precision and --quantization say different things: give one of them")
 
 
 def main(args: argparse.Namespace) -> None:
     """Measures and prints."""
-    model_config = EngineArgs.from_cli_args(args).create_model_config()
-    excluded = cli_args.special_ids(model_config)
-    vocab_size = model_config.get_vocab_size()
-    tasks = [make_task(name, vocab_size, args.seed, excluded) for name in args.workload]
-    tables = []
-    with engine_processes(_specs(args, model_config), may_fail=True) as engines:
-        probe, *measured = engines
-        measured = [engine for engine in measured if engine.is_built]
-        weight_bytes = measured[0].weight_bytes()
-        for task in tasks:
-            tables.append(run_task(measured, task, args.num_iters, probe.bounds, logger.info))
-            print(table_text(tables[-1], weight_bytes), file=sys.stderr, flush=True)
-        ready = {engine.name: engine.ready_seconds for engine in measured}
-    text = "\n\n".join(table_text(table, weight_bytes) for table in tables)
-    text += "\n\nready after: " + ", ".join(f"{name} {s:.1f} s" for name, s in ready.items())
-    result = {
-        "benchmark": "compare",
-        "precision": args.precision,
-        "ready_seconds": ready,
-        "tasks": [table_json(table, weight_bytes) for table in tables],
-    }
+    from vllm.benchmarks import suite_results
+
+    if args.from_json:
+        report = suite_results.read_report(args.from_json)
+    else:
+        report = _measure(args)
     if args.plot:
-        Path(args.plot).write_text(svg(tables))
-    report.emit(text, result, args.json, args.output_json)
+        from vllm.benchmarks.suite_svg import svg
+
+        Path(args.plot).write_text(svg(report))
+    print(_text(args, report))
 
 
-def _specs(args: argparse.Namespace, model_config: ModelConfig) -> list:
-    """The probe, our engine, the peers. One that was named but cannot run is an error, one that was
-    not is left out with a line that says why."""
+def _text(args: argparse.Namespace, report: SuiteReport) -> str:
+    if args.json:
+        from vllm.benchmarks.suite_results import to_json
+
+        return to_json(report)
+    if args.markdown:
+        from vllm.benchmarks.suite_markdown import report_markdown
+
+        return report_markdown(report)
+    from vllm.benchmarks.suite_report import report_text
+
+    return report_text(report)
+
+
+def _measure(args: argparse.Namespace) -> SuiteReport:
+    from vllm.benchmarks.suite_all import Suite, SuiteOptions
+    from vllm.benchmarks.suite_results import read_report
+
+    model_config = EngineArgs.from_cli_args(args).create_model_config()
     engine_args = dataclasses.replace(
         EngineArgs.from_cli_args(args), model=model_config.model, dtype=model_config.dtype
     )
-    if args.precision != "bf16":
-        engine_args = dataclasses.replace(engine_args, quantization=args.precision)
-    options = PeerOptions(
-        model_config.model,
-        model_config.dtype,
-        args.precision,
-        model_config.max_model_len,
-        args.upstream_python,
-        args.openvino_model,
+    options = SuiteOptions(
+        engine_args=dataclasses.replace(engine_args, quantization=args.quantization),
+        precision=args.precision or _file_precision(args, model_config.model),
+        workloads=None if args.workload is None else tuple(args.workload),
+        peers=None if args.peers is None else tuple(args.peers),
+        num_iters=args.num_iters,
+        time_limit_s=args.time_limit,
+        timeout_s=args.peer_timeout,
+        upstream_python=args.upstream_python,
+        exporter_python=args.exporter_python,
+        openvino_model=args.openvino_model,
+        transformers_cache=None if args.peer_cache == "auto" else args.peer_cache,
+        output_json=args.output_json,
     )
-    specs = [BoundsSpec(), VllmSpec(engine_args)]
-    for name in PEERS if args.peers is None else args.peers:
-        reason = missing_reason(name, options)
-        if reason is None:
-            specs.append(make_peer(name, options))
-        elif args.peers is not None:
-            raise ValueError(f"the peer {name} {reason}")
-        else:
-            logger.warning("%s is left out: %s", name, reason)
-    return specs
+    before = None
+    if args.resume and Path(args.output_json).exists():
+        before = read_report(args.output_json)
+    report = Suite(options, model_config, before).run()
+    if args.output_json:
+        print(f"wrote {args.output_json}", file=sys.stderr)
+    return report
 
+
+def _file_precision(args: argparse.Namespace, model: str) -> str:
+    """bf16; of a GGUF file whose weights are kept as they are, what comes next to them."""
+    if args.quantization != "gguf":
+        return "bf16"
+    from vllm.benchmarks.peers.model_files import gguf_kind
+
+    return _PRECISION_OF_GGUF.get(gguf_kind(model), "bf16")

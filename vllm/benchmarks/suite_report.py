@@ -1,121 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite's table: as text, as JSON, as a picture (SVG)."""
+"""The suite's report as text, in lines of at most 100 characters."""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import asdict
-from html import escape
-from typing import Any
+import textwrap
 
-from vllm.benchmarks.bounds import Bounds
-from vllm.benchmarks.report import workload_json, workload_line
-from vllm.benchmarks.suite import Task
-from vllm.benchmarks.suite_run import TaskResult, TaskTable
+from vllm.benchmarks.engine import EngineInfo
+from vllm.benchmarks.suite_goals import Goal, goals
+from vllm.benchmarks.suite_results import (
+    EngineResult,
+    Measure,
+    MeasureReport,
+    SuiteReport,
+    TaskReport,
+)
 
-
-def median_bounds(bounds: tuple[Bounds, ...]) -> Bounds:
-    """The median of each figure over the rounds."""
-    products = zip(*(item.gemm_flops_per_s for item in bounds), strict=True)
-    return Bounds(
-        statistics.median(item.read_bytes_per_s for item in bounds),
-        tuple((same[0][0], statistics.median(rate for _, rate in same)) for same in products),
-    )
+WIDTH = 100
 
 
-def bound_rate(task: Task, bounds: Bounds, weight_bytes: int) -> float:
-    """Output tokens a second that reading the weights once a decoding step allows, KV cache,
-    prompts and arithmetic left out."""
-    return task.workload.num_prompts * bounds.read_bytes_per_s / weight_bytes
+def report_text(report: SuiteReport) -> str:
+    """The tables, the measures, the goals, and what the engines are."""
+    machine = report.machine
+    parts = [f"{machine.processor}, {machine.num_threads} threads, {machine.date}; {report.model}"]
+    parts += [task_text(task) for task in report.tasks]
+    parts += [measure_text(measured) for measured in report.measures]
+    reached = goals(report)
+    if reached:
+        lines = (line for goal in reached for line in _wrapped(goal_line(goal), "      "))
+        parts.append("\n".join(["goals", *lines]))
+    notes = (line for note in engine_notes(report) for line in _wrapped(f"  {note}", "      "))
+    return "\n\n".join([*parts, "\n".join(["engines", *notes])])
 
 
-def table_text(table: TaskTable, weight_bytes: int) -> str:
+def task_text(task: TaskReport) -> str:
     """A task's lines: the workload, an engine a line, ours first, the bounds."""
-    task, ours, bounds = table.task, table.results[0], median_bounds(table.bounds)
     lines = [
-        f"{task.name}: {workload_line(task.workload)}; greedy; median of {len(table.bounds)} "
-        "rounds, in turn",
-        f"  {'engine':<30} {task.unit:>16} {'ours / it':>10} {'first token':>12} {'memory':>9}",
+        f"{task.workload}: {task.description}; greedy",
+        f"  {'engine':<32} {task.unit:>15} {'ours / it':>10} {'first token':>12} {'memory':>8} "
+        f"{'rounds':>7}",
     ]
-    lines += [_engine_line(result, ours, task) for result in table.results]
-    gemm = ", ".join(f"{rate / 1e9:.0f} at {rows} rows" for rows, rate in bounds.gemm_flops_per_s)
-    lines.append(
-        f"  bound by reading {weight_bytes / 1e6:.0f} MB of weights a step: "
-        f"{bound_rate(task, bounds, weight_bytes):.0f} tokens/s; memory read "
-        f"{bounds.read_bytes_per_s / 1e9:.1f} GB/s; bfloat16 products in GFLOP/s: {gemm}"
-    )
-    return "\n".join(lines)
+    for result in task.engines:
+        lines += _wrapped(_engine_line(result), "      ")
+    return "\n".join([*lines, *_wrapped(_bound_line(task), "    ")])
 
 
-def _engine_line(result: TaskResult, ours: TaskResult, task: Task) -> str:
+def engine_name(result: EngineResult) -> str:
+    """Name and version; the name alone where it failed."""
+    return result.engine if result.info is None else f"{result.info.name} {result.info.version}"
+
+
+def _engine_line(result: EngineResult) -> str:
     if result.info is None:
-        return f"  {result.engine:<30} failed: {result.failure}"
-    info, first = result.info, result.median_first_seconds
-    rate, own_rate = result.median_rate(task), ours.median_rate(task)
+        return f"  {result.engine:<32} failed: {result.failure}"
+    ratio = "" if result.ours_over_it is None else f"{result.ours_over_it:.2f}"
+    first = result.first_token_seconds
     first_text = "" if first is None else f"{first * 1e3:.0f} ms"
     memory = f"{result.peak_memory_bytes / 1e6:.0f} MB"
     return (
-        f"  {info.name + ' ' + info.version:<30} {rate:16.1f} {own_rate / rate:10.2f} "
-        f"{first_text:>12} {memory:>9}  {info.dtype}, {info.num_threads} threads"
-        + (f"; {info.settings}" if info.settings else "")
+        f"  {engine_name(result)[:32]:<32} {result.tokens_per_second:15.1f} {ratio:>10} "
+        f"{first_text:>12} {memory:>8} {len(result.seconds):>7}"
     )
 
 
-def table_json(table: TaskTable, weight_bytes: int) -> dict[str, Any]:
-    """The same, every round included."""
-    task, ours, bounds = table.task, table.results[0], median_bounds(table.bounds)
-    own_rate = ours.median_rate(task)
-    return {
-        "workload": task.name,
-        **workload_json(task.workload),
-        "unit": task.unit,
-        "engines": [
-            {
-                "engine": result.engine,
-                **({} if result.info is None else asdict(result.info)),
-                "failure": result.failure or None,
-                "tokens_per_second": result.median_rate(task),
-                "ours_over_it": own_rate / result.median_rate(task) if result.seconds else None,
-                "first_token_seconds": result.median_first_seconds,
-                "seconds": result.seconds,
-                "first_seconds": result.first_seconds,
-                "peak_memory_bytes": result.peak_memory_bytes,
-                "same_first_tokens_as_ours": sum(
-                    a == b for a, b in zip(result.first_tokens, ours.first_tokens)
-                ),
-            }
-            for result in table.results
-        ],
-        "bounds": [asdict(item) for item in table.bounds],
-        "bound_tokens_per_second": bound_rate(task, bounds, weight_bytes),
-        "weight_bytes": weight_bytes,
-    }
+def _bound_line(task: TaskReport) -> str:
+    bounds = task.bounds
+    gemm = ", ".join(f"{rate / 1e9:.0f} at {rows} rows" for rows, rate in bounds.gemm_flops_per_s)
+    machine = (
+        f"memory read {bounds.read_bytes_per_s / 1e9:.1f} GB/s, bfloat16 products in GFLOP/s: {gemm}"
+    )
+    if task.bound_tokens_per_second is None or task.weight_bytes is None:
+        return f"  {machine}"
+    return (
+        f"  bound {task.bound_tokens_per_second:.0f} {task.unit}: {task.weight_bytes / 1e6:.0f} MB "
+        f"of weights, {machine}"
+    )
 
 
-_BAR, _GAP, _LABEL, _WIDTH = 18, 28, 230, 460
-_COLOURS = {True: "#1f6feb", False: "#9aa4b2"}
+def measure_text(measured: MeasureReport) -> str:
+    """A measure's lines: figure, what it is held against, ratio."""
+    if measured.failure:
+        return "\n".join(_wrapped(f"{measured.workload}: failed: {measured.failure}", "  "))
+    lines = [f"{measured.workload}:"]
+    for measure in measured.measures:
+        lines += _wrapped(_measure_line(measure), "    ")
+    return "\n".join(lines)
 
 
-def svg(tables: list[TaskTable]) -> str:
-    """Horizontal bars of tokens a second, a group a workload, each on a scale of its own."""
-    parts, y = [], 10
-    for table in tables:
-        parts.append(f'<text x="10" y="{y + 12}" font-weight="bold">{escape(table.task.name)}'
-                     f" ({escape(table.task.unit)})</text>")  # fmt: skip
-        y += 22
-        rates = [result.median_rate(table.task) for result in table.results]
-        top = max(rates) or 1.0
-        for i, (result, rate) in enumerate(zip(table.results, rates, strict=True)):
-            width = max(1, round(_WIDTH * rate / top))
-            label = f"{rate:.0f}" if result.info else "failed"
-            parts.append(
-                f'<text x="20" y="{y + 13}">{escape(result.engine)}</text>'
-                f'<rect x="{_LABEL}" y="{y}" width="{width}" height="{_BAR - 4}" '
-                f'fill="{_COLOURS[i == 0]}"/><text x="{_LABEL + width + 6}" y="{y + 13}">'
-                f"{label}</text>"
-            )
-            y += _BAR
-        y += _GAP - _BAR
-    size = f'width="{_LABEL + _WIDTH + 80}" height="{y}"'
-    style = 'font-family="sans-serif" font-size="12"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{"".join(parts)}</svg>\n'
+def _measure_line(measure: Measure) -> str:
+    text = f"  {measure.name}: {measure.value:.4g} {measure.unit}"
+    if measure.against_value is not None:
+        text += f"; {measure.against} {measure.against_value:.4g} {measure.unit}"
+    if measure.ratio is not None:
+        text += f"; ratio {measure.ratio:.3f}"
+    return f"{text} ({measure.note})" if measure.note else text
+
+
+def goal_line(goal: Goal) -> str:
+    """`s1: 90.1, wanted at least 119.1 (1.3 x llama-cpp): missed, 0.76 of it`."""
+    bound = "at most" if goal.is_most else "at least"
+    end = "reached" if goal.is_reached else f"missed ({goal.share:.2f})"
+    rule = "" if goal.rule in (f"{goal.wanted:g} {goal.unit}", "0.8 of offline") else f" ({goal.rule})"
+    figures = f"{goal.figure:.4g} {goal.unit}, wanted {bound} {goal.wanted:.4g}{rule}"
+    return f"  {goal.name}: {figures}: {end}"
+
+
+def engine_notes(report: SuiteReport) -> list[str]:
+    """What each engine was, once for each way it was run; when it was ready; who is missing."""
+    results = (result for task in report.tasks for result in task.engines)
+    notes = list(dict.fromkeys(_settings(r, r.info) for r in results if r.info is not None))
+    ready = ", ".join(f"{name} {s:.1f} s" for name, s in report.ready_seconds.items())
+    if ready:
+        notes.append(f"loaded after: {ready}")
+    return notes + [f"left out: {name}: {why}" for name, why in report.left_out.items()]
+
+
+def _settings(result: EngineResult, info: EngineInfo) -> str:
+    settings = f"; {info.settings}" if info.settings else ""
+    return f"{engine_name(result)}: {info.dtype}, {info.num_threads} threads{settings}"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]

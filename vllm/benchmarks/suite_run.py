@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from vllm.benchmarks.bounds import Bounds
@@ -48,11 +49,55 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class TaskTable:
-    """All engines' results of one task, and the machine's bounds of each round."""
+    """All engines' results of one task, ours first, and the machine's bounds of each round."""
 
     task: Task
     results: tuple[TaskResult, ...]
     bounds: tuple[Bounds, ...]
+
+
+@dataclass
+class _State:
+    """How far an engine is in a task."""
+
+    engine: SuiteEngine
+    spent_s: float = 0.0
+    rounds: list[list[float]] = field(default_factory=list)
+    first_tokens: tuple[int, ...] = ()
+    failure: str = ""
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Does it and counts its time; an engine that fails takes no further part."""
+        began = time.perf_counter()
+        try:
+            work()
+        except (EngineFailed, ValueError) as error:
+            self.failure = " ".join(str(error).split())
+        self.spent_s += time.perf_counter() - began
+
+    def one_round(self, task: Task) -> None:
+        done = [checked_run(self.engine, workload) for workload in task.runs]
+        self.rounds.append([run.seconds for run in done])
+        self.first_tokens = tuple(ids[0] for ids in done[0].token_ids)
+
+    def takes_part(self, share_s: float | None) -> bool:
+        """Whether it has a round to do: its first, or one that its share of the time allows."""
+        if self.failure:
+            return False
+        return not self.rounds or share_s is None or self.spent_s < share_s
+
+    def result(self) -> TaskResult:
+        name = self.engine.name
+        try:
+            if not self.failure:
+                info, memory = self.engine.info(), self.engine.peak_memory_bytes()
+        except EngineFailed as error:
+            self.failure = str(error)
+        if self.failure:
+            return TaskResult(name, None, failure=self.failure)
+        whole = tuple(seconds[0] for seconds in self.rounds)
+        firsts = tuple(seconds[1] for seconds in self.rounds if len(seconds) > 1)
+        return TaskResult(name, info, whole, firsts, memory, self.first_tokens)
 
 
 def run_task(
@@ -61,49 +106,26 @@ def run_task(
     num_iters: int,
     measure_bounds: Callable[[], Bounds],
     on_step: Callable[[str], None] = lambda what: None,
+    limit_s: float | None = None,
 ) -> TaskTable:
     """`num_iters` rounds of every engine; who begins moves on by one each round. An engine that
-    fails is left out of the rest of the task; the others go on."""
-    failures: dict[str, str] = {}
-    runs: dict[str, list[list[float]]] = {engine.name: [] for engine in engines}
-    tokens: dict[str, tuple[int, ...]] = {}
+    fails is left out of the rest of the task; the others go on.
 
-    def attempt(engine: SuiteEngine, work: Callable[[], None]) -> None:
-        if engine.name in failures:
-            return
-        try:
-            work()
-        except (EngineFailed, ValueError) as error:
-            failures[engine.name] = " ".join(str(error).split())
-
-    def one_round(engine: SuiteEngine) -> None:
-        done = [checked_run(engine, workload) for workload in task.runs]
-        runs[engine.name].append([run.seconds for run in done])
-        tokens[engine.name] = tuple(ids[0] for ids in done[0].token_ids)
-
-    for engine in engines:
-        on_step(f"{task.name}: {engine.name}: warm-up")
-        attempt(engine, lambda engine=engine: engine.prepare(task.workload))
+    With a limit every engine has the same share of it: one that has used up its own, warm-up
+    included, sits out, after one round at the least."""
+    share_s = None if limit_s is None else limit_s / len(engines)
+    states = [_State(engine) for engine in engines]
+    for state in states:
+        on_step(f"{task.name}: {state.engine.name}: warm-up")
+        state.attempt(lambda state=state: state.engine.prepare(task.workload))
     bounds = []
     for number in range(num_iters):
+        if number and not any(state.takes_part(share_s) for state in states):
+            break
         bounds.append(measure_bounds())
         start = number % len(engines)
-        for engine in (*engines[start:], *engines[:start]):
-            on_step(f"{task.name}: {engine.name}: round {number + 1} of {num_iters}")
-            attempt(engine, lambda engine=engine: one_round(engine))
-    results = tuple(_result(engine, runs, tokens, failures) for engine in engines)
-    return TaskTable(task, results, tuple(bounds))
-
-
-def _result(engine: SuiteEngine, runs, tokens, failures: dict[str, str]) -> TaskResult:
-    if engine.name in failures:
-        return TaskResult(engine.name, None, failure=failures[engine.name])
-    rounds = runs[engine.name]
-    return TaskResult(
-        engine.name,
-        engine.info(),
-        tuple(seconds[0] for seconds in rounds),
-        tuple(seconds[1] for seconds in rounds if len(seconds) > 1),
-        engine.peak_memory_bytes(),
-        tokens[engine.name],
-    )
+        for state in (*states[start:], *states[:start]):
+            if state.takes_part(share_s):
+                on_step(f"{task.name}: {state.engine.name}: round {number + 1} of {num_iters}")
+                state.attempt(lambda state=state: state.one_round(task))
+    return TaskTable(task, tuple(state.result() for state in states), tuple(bounds))

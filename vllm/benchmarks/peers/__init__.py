@@ -10,7 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from vllm.benchmarks.engine import BenchEngineSpec
-from vllm.benchmarks.transformers_peer import TransformersSpec
+from vllm.benchmarks.transformers_peer import PeerCache, TransformersSpec
 
 Precision = str
 PRECISIONS = ("bf16", "int8", "int4")
@@ -19,8 +19,8 @@ PRECISIONS = ("bf16", "int8", "int4")
 @dataclass(frozen=True)
 class PeerOptions:
     """What the peers are made from. `model`: a folder or a .gguf file; `dtype`: ours;
-    `upstream_python`: the interpreter of an environment with upstream's vllm; `openvino_model`: a
-    folder that optimum-intel exported."""
+    `upstream_python`: the interpreter of an environment with upstream's vllm; `exporter_python`: of
+    one where optimum-intel works, if not this; `openvino_model`: a folder that it exported."""
 
     model: str
     dtype: str
@@ -28,6 +28,9 @@ class PeerOptions:
     max_model_len: int = 2048
     upstream_python: str | None = None
     openvino_model: str | None = None
+    exporter_python: str | None = None
+    is_encoder_decoder: bool = False
+    transformers_cache: PeerCache | None = None
 
 
 PEERS = ("transformers", "openvino-genai", "ctranslate2", "llama-cpp", "upstream")
@@ -36,60 +39,63 @@ _MODULES = {
     "ctranslate2": "ctranslate2",
     "llama-cpp": "llama_cpp",
 }
+_HAS_PRECISIONS = {
+    "transformers": ("bf16",),
+    "openvino-genai": ("bf16", "int8"),
+    "ctranslate2": ("bf16", "int8"),
+    "llama-cpp": PRECISIONS,
+    "upstream": ("bf16",),
+}
+_NO_ENCODER = ("llama-cpp", "upstream")
 
 
 def missing_reason(name: str, options: PeerOptions) -> str | None:
     """Why the peer cannot be measured here; None: it can."""
-    if name == "upstream":
-        if options.upstream_python is None:
-            return "needs --upstream-python, the interpreter of its own environment"
-        return _precision_reason(name, options, ("bf16",))
+    if name == "upstream" and options.upstream_python is None:
+        return "needs --upstream-python, the interpreter of its own environment"
+    if options.is_encoder_decoder and name in _NO_ENCODER:
+        return "has no BART"
     module = _MODULES.get(name)
     if module is not None and importlib.util.find_spec(module) is None:
         return "not installed (pip install '.[peers]')"
-    if name == "transformers":
-        if options.model.endswith(".gguf") and importlib.util.find_spec("accelerate") is None:
-            return "needs accelerate to load a GGUF file (pip install accelerate)"
-        return _precision_reason(name, options, ("bf16",))
-    if name == "llama-cpp":
-        if not options.model.endswith(".gguf"):
-            return "reads GGUF files only, and the model is a folder"
-        return None
-    if name == "ctranslate2":
-        return _precision_reason(name, options, ("bf16", "int8"))
-    return _precision_reason(name, options, ("bf16", "int8"))
+    is_gguf = options.model.endswith(".gguf")
+    if name == "transformers" and is_gguf and importlib.util.find_spec("accelerate") is None:
+        return "needs accelerate to load a GGUF file (pip install accelerate)"
+    if name == "llama-cpp" and not is_gguf:
+        return "reads GGUF files only, and the model is a folder"
+    if options.precision not in _HAS_PRECISIONS[name]:
+        return f"has no {options.precision} of the kind (it has {', '.join(_HAS_PRECISIONS[name])})"
+    return None
 
 
-def _precision_reason(name: str, options: PeerOptions, has: tuple[str, ...]) -> str | None:
-    if options.precision in has:
-        return None
-    return f"has no {options.precision} of the kind (it has {', '.join(has)})"
-
-
-def make_peer(name: str, options: PeerOptions) -> BenchEngineSpec:
-    """The spec of a peer in `PEERS`.
+def make_peers(name: str, options: PeerOptions) -> list[BenchEngineSpec]:
+    """The specs of a peer in `PEERS`: one, or one for each form of its weights in this precision.
 
     Raises:
         ValueError: there is none of that name.
     """
     if name == "transformers":
-        return TransformersSpec(options.model, options.dtype)
+        cache, has_encoder = options.transformers_cache, options.is_encoder_decoder
+        return [
+            TransformersSpec(options.model, options.dtype, cache, is_encoder_decoder=has_encoder)
+        ]
     if name == "openvino-genai":
+        from vllm.benchmarks.peers.openvino_bart import OpenVINOBartSpec
         from vllm.benchmarks.peers.openvino_genai import OpenVINOSpec
 
-        return OpenVINOSpec(options)
+        return [OpenVINOBartSpec(options) if options.is_encoder_decoder else OpenVINOSpec(options)]
     if name == "ctranslate2":
         from vllm.benchmarks.peers.ctranslate2 import CTranslate2Spec
 
-        return CTranslate2Spec(options)
+        return [CTranslate2Spec(options)]
     if name == "llama-cpp":
-        from vllm.benchmarks.peers.llama_cpp import LlamaCppSpec
+        from vllm.benchmarks.peers.llama_cpp import llama_cpp_specs
 
-        return LlamaCppSpec(options)
+        return llama_cpp_specs(options)
     if name == "upstream":
         from vllm.benchmarks.peers.upstream import UpstreamSpec
 
-        return UpstreamSpec(options)
+        return [UpstreamSpec(options)]
     raise ValueError(f"no peer {name!r}; there are: {', '.join(PEERS)}")
 
 

@@ -14,32 +14,41 @@ from vllm.benchmarks.peers.model_files import gguf_file
 from vllm.benchmarks.workload import Workload
 from vllm.platforms.cpu_threads import plan_threads
 
-_KINDS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
+_KINDS = {"bf16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_1", "Q4_0")}
 _BATCH_TOKENS = 2048
 _LEAST_SHARED_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class LlamaCppSpec:
+    """`kind`: of the weights, as GGUF names it."""
+
     options: PeerOptions
+    kind: str
     name: str = "llama-cpp"
     is_peer: bool = True
 
     def build(self) -> LlamaCppEngine:
-        return LlamaCppEngine(self.options)
+        return LlamaCppEngine(self.options, self.kind, self.name)
+
+
+def llama_cpp_specs(options: PeerOptions) -> list[LlamaCppSpec]:
+    """One for each kind of weights that the precision has; the first bears the plain name."""
+    first, *others = _KINDS[options.precision]
+    rest = (LlamaCppSpec(options, kind, f"llama-cpp-{kind.lower()}") for kind in others)
+    return [LlamaCppSpec(options, first), *rest]
 
 
 class LlamaCppEngine:
     """Greedy decoding of all sequences together. A context as large as a workload needs; prompts
     that begin alike are computed once where that is worth telling it (`seq_cp`)."""
 
-    name = "llama-cpp"
-
-    def __init__(self, options: PeerOptions) -> None:
+    def __init__(self, options: PeerOptions, kind: str, name: str) -> None:
         import llama_cpp
 
+        self.name = name
         self._lib = llama_cpp
-        self._kind = _KINDS[options.precision]
+        self._kind = kind
         self._num_threads = plan_threads().num_threads
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, None)

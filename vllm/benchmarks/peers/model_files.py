@@ -49,15 +49,21 @@ def _save_hf(model: str, dtype: str, path: Path) -> None:
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(path)
 
 
+def gguf_kind(model: str) -> str:
+    """What a GGUF file says that its matrices are: a name such as Q8_0; "" for other kinds."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(model).get_field("general.file_type")
+    told = None if field is None else field.contents()
+    return next((name for name, number in _GGUF_FILE_TYPES.items() if number == told), "")
+
+
 def gguf_file(model: str, kind: str) -> Path:
     """A GGUF file with its matrices in `kind` (F16, BF16, Q8_0, Q4_0, Q4_1), the rest as it is.
 
     The file itself where it is of that kind.
     """
-    from gguf import GGUFReader
-
-    file_type = GGUFReader(model).get_field("general.file_type")
-    if file_type is not None and file_type.contents() == _GGUF_FILE_TYPES[kind]:
+    if gguf_kind(model) == kind:
         return Path(model)
     return cached(model, f"{kind}.gguf", lambda path: _write_gguf(model, kind, path))
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,13 @@ import numpy as np
 
 from vllm.benchmarks.engine import EngineInfo, Run
 from vllm.benchmarks.peers import PeerOptions
-from vllm.benchmarks.peers.model_files import cached, gguf_file, hf_folder
+from vllm.benchmarks.peers.model_files import gguf_file
+from vllm.benchmarks.peers.openvino_export import exported
 from vllm.benchmarks.workload import Workload
+from vllm.logger import init_logger
 from vllm.platforms.cpu_threads import plan_threads
 
+logger = init_logger(__name__)
 _CACHE_GIB = 4
 
 
@@ -31,44 +33,16 @@ class OpenVINOSpec:
 
 
 def _model_files(options: PeerOptions) -> tuple[Path, str]:
-    """What the pipeline reads and where it came from: an exported folder where optimum-intel is
-    there, else a GGUF file of float16 or 8-bit weights, the kinds that it reads."""
-    if options.openvino_model is not None:
-        return Path(options.openvino_model), "exported by optimum-intel"
-    if importlib.util.find_spec("optimum") and importlib.util.find_spec("optimum.intel"):
-        try:
-            folder = cached(options.model, f"openvino-{options.precision}",
-                            lambda path: _export(options, path))  # fmt: skip
-            return folder, "exported by optimum-intel"
-        except (ImportError, RuntimeError) as error:
-            if not options.model.endswith(".gguf"):
-                raise RuntimeError(f"optimum-intel cannot export the model: {error}") from error
-    if not options.model.endswith(".gguf"):
-        raise RuntimeError("needs optimum-intel to convert a folder (pip install optimum-intel)")
+    """What the pipeline reads and where it came from: an exported folder if there can be one, else
+    a GGUF file of float16 or 8-bit weights, the kinds that it reads."""
+    try:
+        return exported(options), "exported by optimum-intel"
+    except RuntimeError as error:
+        if not options.model.endswith(".gguf"):
+            raise
+        logger.info("%s; OpenVINO reads a GGUF file", error)
     kind = "F16" if options.precision == "bf16" else "Q8_0"
     return gguf_file(options.model, kind), f"weights read from a {kind} GGUF"
-
-
-def _export(options: PeerOptions, path: Path) -> None:
-    from optimum.intel import OVModelForCausalLM
-
-    folder = hf_folder(options.model, options.dtype)
-    model = OVModelForCausalLM.from_pretrained(
-        folder, export=True, compile=False, load_in_8bit=options.precision == "int8"
-    )
-    model.save_pretrained(path)
-    _add_tokenizer(folder, path)
-
-
-def _add_tokenizer(folder: Path, path: Path) -> None:
-    """The pipeline wants a tokenizer beside the model, even for token ids."""
-    import openvino
-    from openvino_tokenizers import convert_tokenizer
-    from transformers import AutoTokenizer
-
-    made = convert_tokenizer(AutoTokenizer.from_pretrained(folder), with_detokenizer=True)
-    for name, model in zip(("openvino_tokenizer", "openvino_detokenizer"), made, strict=True):
-        openvino.save_model(model, path / f"{name}.xml")
 
 
 class OpenVINOEngine:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from dataclasses import dataclass
 
 from vllm.benchmarks.engine import EngineInfo, Run
@@ -43,6 +44,13 @@ if __name__ == "__main__":
 """
 
 
+def upstream_settings() -> dict[str, str]:
+    """Environment variables that give it the same cores as the others have."""
+    plan = plan_threads()
+    cpus = ",".join(map(str, plan.cpus[: plan.num_threads]))
+    return {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cpus}
+
+
 @dataclass(frozen=True)
 class UpstreamSpec:
     options: PeerOptions
@@ -54,10 +62,11 @@ class UpstreamSpec:
 
 
 class UpstreamEngine:
-    """Its `LLM`, compiled, with automatic prefix caching, emptied before each run.
+    """Its `LLM`, compiled, with automatic prefix caching, emptied before each run. It has all the
+    cores that the others have: by itself it leaves one of them to its front end.
 
     Raises:
-        RuntimeError: its process ended.
+        RuntimeError: its process ended; the last line that it wrote.
     """
 
     name = "upstream"
@@ -70,12 +79,14 @@ class UpstreamEngine:
             "dtype": options.dtype,
             "max_model_len": options.max_model_len,
         }
-        environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "4"}
+        environment = {**os.environ, **upstream_settings()}
         environment.pop("PYTHONPATH", None)  # its vllm, not ours
+        self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [options.upstream_python, "-c", _SCRIPT, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
             env=environment,
             cwd="/",
@@ -86,7 +97,10 @@ class UpstreamEngine:
         for line in self._process.stdout:
             if line.startswith(_MARK):
                 return json.loads(line.removeprefix(_MARK))
-        raise RuntimeError(f"upstream's process ended with exit status {self._process.wait()}")
+        status = self._process.wait()
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log if line.strip()]
+        raise RuntimeError(f"upstream's process ended with exit status {status}: {lines[-1:]}")
 
     def prepare(self, workload: Workload) -> None:
         self.run(Workload(workload.prompts, min(4, workload.output_len)))
