@@ -25,11 +25,13 @@ class CUDAGraphMode(enum.Enum):
 class CompilationConfig:
     """How the model's forward pass is made fast, and the registry of its layers."""
 
-    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
-    """Graph replay on devices that have it: NONE or FULL_DECODE_ONLY."""
+    cudagraph_mode: CUDAGraphMode | None = None
+    """Graph replay on devices that have it: NONE or FULL_DECODE_ONLY. Left out: FULL_DECODE_ONLY on a
+    CPU, whose graphs are programs of kernels, NONE elsewhere."""
     cudagraph_capture_sizes: list[int] | None = None
     """Requests in a batch that graphs are recorded for; a smaller batch is padded to the next size, a
-    larger one runs without graph. Left out: 1, 2, 4, then every 8 up to the largest."""
+    larger one runs without graph. Left out: 1, 2, 4, then every 8 up to the largest. On a CPU graphs are
+    recorded for every number of requests up to the largest, when it first comes."""
     max_cudagraph_capture_size: int | None = Field(default=None, ge=1)
     """The largest of the sizes, if they are left out."""
     static_forward_context: dict[str, Any] = field(default_factory=dict, init=False)
@@ -39,7 +41,7 @@ class CompilationConfig:
     @classmethod
     def validate_cudagraph_mode_before(cls, value: Any) -> Any:
         """Takes a mode's name, in any case."""
-        if isinstance(value, CUDAGraphMode):
+        if value is None or isinstance(value, CUDAGraphMode):
             return value
         name = value.upper() if isinstance(value, str) else value
         if name not in CUDAGraphMode.__members__:

@@ -95,7 +95,8 @@ class VllmConfig:
         compilation = self.compilation_config
         asked = compilation.cudagraph_mode
         eager = self.model_config is not None and self.model_config.enforce_eager
-        if asked is CUDAGraphMode.NONE:
+        if asked in (None, CUDAGraphMode.NONE):
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
             if eager:
                 logger.warning("--enforce-eager has no effect: no graphs are asked for")
             return

@@ -105,6 +105,22 @@ class CpuPlatform(Platform):
         return True
 
     @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_static_graph_wrapper_cls(cls) -> str:
+        return "vllm.model_executor.layers.cpu_ops.program.KernelProgram"
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        """Decode steps are programs of kernels, unless the user says otherwise."""
+        from vllm.config import CUDAGraphMode
+
+        if vllm_config.compilation_config.cudagraph_mode is None:
+            vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+
+    @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:
         """The runner reads its KV caches by layer name."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,6 +23,10 @@ class StaticGraph(ABC):
     Raises:
         RuntimeError: `run` did what cannot be recorded.
     """
+
+    records_on_demand: ClassVar[bool] = False
+    """Whether recording takes so little time and memory that it is done for every size of batch, when
+    the first of that size comes; and where it fails the work goes on unrecorded."""
 
     @abstractmethod
     def __init__(self, run: Callable[[], torch.Tensor]) -> None: ...

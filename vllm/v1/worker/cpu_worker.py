@@ -86,6 +86,7 @@ class CPUWorker(WorkerBase):
             if num_tokens <= self.scheduler_config.max_num_batched_tokens:
                 # The encoder has no kernels of its own to be made ready.
                 self.model_runner.profile_run(num_tokens, run_encoder=False)
+        self.model_runner.capture_model()
         return CompilationTimes(time.perf_counter() - begin, 0.0)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:

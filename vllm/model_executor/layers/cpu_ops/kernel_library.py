@@ -10,9 +10,9 @@ nothing, so they may run on any thread, with or without the GIL.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
-import importlib.util
 import os
 import tempfile
 from ctypes import PYFUNCTYPE, c_void_p
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import vllm
 import vllm.envs as envs
 from vllm.logger import init_logger
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 logger = init_logger(__name__)
+_ROOT = Path(vllm.__file__).parents[1]
 _engines: list = []  # LLVM engines own the code: they live as long as the process
 
 
@@ -103,15 +105,40 @@ class KernelLibrary:
         """Changes with the sources, the compiler and the machine."""
         from importlib.metadata import version
 
-        here = Path(__file__).parent
-        spec = importlib.util.find_spec(self.module)
         digest = hashlib.sha256(
             f"{dtype}/{target.key()}/{version('numba')}/{version('llvmlite')}".encode()
         )
-        for folder in (here, Path(spec.origin).parent):
-            for source in sorted(folder.glob("*.py")):
-                digest.update(source.read_bytes())
+        for path in (*_sources(self.module), Path(__file__)):
+            digest.update(path.read_bytes())
         return digest.hexdigest()[:20]
+
+
+def _sources(module: str) -> list[Path]:
+    """Files of the module and of those of this package that it imports, directly or not. Nothing is
+    imported to find out."""
+    package = vllm.__name__ + "."
+    found: dict[str, Path] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        if path is None or name in found:
+            continue
+        found[name] = path
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    base = ".".join(filter(None, (name.rsplit(".", node.level)[0], base)))
+                if base.startswith(package):
+                    waiting += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [found[name] for name in sorted(found)]
+
+
+def _source(name: str) -> Path | None:
+    """The file of a module; None for packages, and for names that are no module."""
+    path = _ROOT.joinpath(*name.split(".")).with_suffix(".py")
+    return path if path.is_file() else None
 
 
 def _cache_dir() -> Path:

@@ -7,7 +7,7 @@ import torch
 
 from . import op_args
 from .kernel_library import KernelLibrary, KernelTable
-from .threads import Arguments, launch, num_threads
+from .threads import Arguments, launch, num_threads, recording
 
 LIBRARY = KernelLibrary("vllm.model_executor.layers.cpu_ops.ops_kernels")
 _BYTES_WORTH_A_THREAD = 1 << 17
@@ -22,8 +22,10 @@ _GELU_TANH, _ROTARY = KernelTable(LIBRARY, "gelu_tanh_and_mul"), KernelTable(LIB
 
 def share(rows: int, nbytes: int) -> tuple[int, int]:
     """(threads, rows taken at a time) for work that touches so many bytes: little work isn't
-    worth waking a thread.
+    worth waking a thread. A program's threads are awake.
     """
+    if recording() is not None:
+        return num_threads(), max(1, rows // num_threads())
     if nbytes < _BYTES_WORTH_A_THREAD:
         return 1, rows
     threads = min(num_threads(), 1 + nbytes // _BYTES_WORTH_A_THREAD)

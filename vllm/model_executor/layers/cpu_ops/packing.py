@@ -14,7 +14,7 @@ from .kernel_library import KernelTable
 from .ops import LIBRARY
 from .panel_sizes import MAX_ROWS, PANEL
 from .target import host_target
-from .threads import Arguments, launch, num_threads
+from .threads import Arguments, launch, num_threads, recording
 
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 24
@@ -115,18 +115,20 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of a table, plain (N, K) or packed, by ids: (..., K).
 
     Raises:
-        IndexError: an id has no row.
+        IndexError: an id has no row. (In a program's replay nothing looks: its ids were sampled.)
     """
     packed = is_packed(table)
     rows, k = (PANEL * table.shape[0], 2 * table.shape[1]) if packed else table.shape
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+    if recording() is None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"token ids from {int(ids.min())} to {int(ids.max())} in {rows} rows")
-    ids, table = ids.to(torch.int32).contiguous(), table.contiguous()
+    if ids.dtype is not torch.int32 or not ids.is_contiguous():
+        ids = ids.to(torch.int32).contiguous()
+    table = table.contiguous()
     kernel, size = _EMBED[table.dtype]
     out = table.new_empty((*ids.shape, k))
     _embed_args.write(
         0,
-        max(1, ids.numel()),
+        1 if recording() is not None else max(1, ids.numel()),
         ids.numel(),
         ids.data_ptr(),
         table.data_ptr(),

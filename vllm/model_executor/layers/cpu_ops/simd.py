@@ -262,14 +262,50 @@ class Simd:
         self.atomic_add = make_intrinsic(
             i64(i64, i64), lambda b, a, v: b.atomic_rmw("add", pointer(b, a, I64), v, "seq_cst")
         )
+        self.atomic_load = make_intrinsic(
+            i64(i64), lambda b, a: b.load_atomic(pointer(b, a, I64), "acquire", 8)
+        )
+        # Whether the word held `old` and now holds `new`.
+        self.compare_exchange = make_intrinsic(
+            types.boolean(i64, i64, i64), self._emit_compare_exchange
+        )
         self.copy = make_intrinsic(void(i64, i64, i64), self._emit_copy)
         # Address of 64 bytes of the caller's stack frame; call outside loops.
         self.stack = make_intrinsic(
             i64(), lambda b: b.ptrtoint(cgutils.alloca_once(b, ir.ArrayType(I64, 8)), I64)
         )
         self.prefetch = make_intrinsic(void(i64), self.emit_prefetch)
+        self.pause = make_intrinsic(void(), self._emit_pause)
+        self.cycles = make_intrinsic(i64(), lambda b: call(b, "llvm.readcyclecounter", I64))
+        # Functions at an address: without arguments, with one, and `syscall` for a futex.
+        self.call0 = make_intrinsic(void(i64), _emit_call_address)
+        self.call1 = make_intrinsic(void(i64, i64), _emit_call_address)
+        self.call_futex = make_intrinsic(void(i64, i64, i64, i64), self._emit_futex)
         # C's division: callers never pass negatives, and Python's rounding costs a branch.
         self.div = make_intrinsic(i64(i64, i64), lambda b, x, y: b.udiv(x, y))
+
+    @staticmethod
+    def _emit_compare_exchange(
+        b: ir.IRBuilder, address: ir.Value, old: ir.Value, new: ir.Value
+    ) -> ir.Value:
+        both = b.cmpxchg(pointer(b, address, I64), old, new, "seq_cst", "seq_cst")
+        return b.extract_value(both, 1)
+
+    def _emit_pause(self, b: ir.IRBuilder) -> ir.Value:
+        """Tells the core that this is a loop that waits."""
+        if self.target.family == "x86":
+            call(b, "llvm.x86.sse2.pause", ir.VoidType())
+        elif self.target.family == "arm":
+            call(b, "llvm.aarch64.hint", ir.VoidType(), const(I32, 1))  # yield
+        return _none(b)
+
+    @staticmethod
+    def _emit_futex(b, syscall, address, operation, value) -> ir.Value:
+        """syscall(SYS_futex, address, operation, value, no timeout, none, 0). `operation` holds the
+        number of the call in its high half."""
+        number, zero = b.lshr(operation, const(I64, 32)), const(I64, 0)
+        low = b.and_(operation, const(I64, 0xFFFFFFFF))
+        return _emit_call_address(b, syscall, number, address, low, value, zero, zero, zero)
 
     @staticmethod
     def emit_prefetch(b: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -387,6 +423,13 @@ class Simd:
 
     def _emit_store1(self, b: ir.IRBuilder, address: ir.Value, x: ir.Value) -> ir.Value:
         return self.emit_store(b, address, self.emit.splat(b, x), const(I64, 1))
+
+
+def _emit_call_address(b: ir.IRBuilder, address: ir.Value, *args: ir.Value) -> ir.Value:
+    """Calls a C function of int64 arguments; what it returns is left."""
+    fnty = ir.FunctionType(I64, [I64] * len(args))
+    b.call(b.inttoptr(address, fnty.as_pointer()), args)
+    return _none(b)
 
 
 def _none(builder: ir.IRBuilder, _value: object = None) -> ir.Value:

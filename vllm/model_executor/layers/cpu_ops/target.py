@@ -12,16 +12,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 @dataclass(frozen=True)
 class Target:
     """`lanes`: float32 values in a vector (8 or 16). `bf16_dot`: AVX512_BF16's pairwise dot
-    product is used.
+    product is used. `family`: x86 or arm (64 bits), empty for any other.
     """
 
     lanes: int
     bf16_dot: bool
     cpu: str
     features: str
+    family: str = ""
 
     def key(self) -> str:
-        return f"{self.lanes}/{self.bf16_dot}/{self.cpu}/{self.features}"
+        return f"{self.lanes}/{self.bf16_dot}/{self.cpu}/{self.features}/{self.family}"
 
 
 @functools.cache
@@ -36,4 +37,12 @@ def host_target() -> Target:
         bf16_dot=wide and features.get("avx512bf16", False),
         cpu=llvm.get_host_cpu_name(),
         features=features.flatten(),
+        family=_family(llvm.get_default_triple()),
     )
+
+
+def _family(triple: str) -> str:
+    machine = triple.partition("-")[0]
+    if machine == "x86_64":
+        return "x86"
+    return "arm" if machine in ("aarch64", "arm64") else ""

@@ -21,6 +21,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 
 import torch
@@ -31,6 +33,7 @@ from .kernel_library import Kernel
 
 logger = init_logger(__name__)
 _num_threads = 0
+_recorder: Recorder | None = None
 
 
 def init_threads(num_threads: int) -> None:
@@ -70,6 +73,48 @@ def _gomp_parallel():
     return function
 
 
+class Recorder:
+    """Notes launches, for a program that runs them later: `entries` of (kernel, arguments, serial,
+    counters), and what else must live as long."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Kernel, Arguments, bool, int]] = []
+        self.kept: list[object] = []
+
+    def note(
+        self, kernel: Kernel, args: Arguments, serial: bool = False, counters: int = 1
+    ) -> None:
+        """A launch with arguments that nobody else writes.
+
+        Args:
+            serial: one thread runs it, once; else any may, and takes work by the counters.
+            counters: words at the head of the arguments that must be 0 when it begins.
+        """
+        self.entries.append((kernel, args, serial, counters))
+
+
+@contextmanager
+def record(recorder: Recorder) -> Iterator[None]:
+    """Launches are noted inside, and nothing runs.
+
+    Raises:
+        RuntimeError: one is being recorded already.
+    """
+    global _recorder
+    if _recorder is not None:
+        raise RuntimeError("a program is recorded inside another's recording")
+    _recorder = recorder
+    try:
+        yield
+    finally:
+        _recorder = None
+
+
+def recording() -> Recorder | None:
+    """The recorder that notes launches at the moment."""
+    return _recorder
+
+
 class Arguments:
     """A kernel's arguments: a fixed record of int64 ("q") and float64 ("d") words in memory.
 
@@ -77,13 +122,29 @@ class Arguments:
     times.
     """
 
-    __slots__ = ("_buffer", "address", "write")
+    __slots__ = ("_buffer", "_layout", "address", "write")
+    _shared: dict[int, Arguments] = {}
 
-    def __init__(self, layout: str) -> None:
+    def __init__(self, layout: str, shared: bool = True) -> None:
+        """`shared`: a launcher's own, which it writes anew for each launch; `at` finds it."""
         record = struct.Struct("=" + layout)
+        self._layout = layout
         self._buffer = ctypes.create_string_buffer(record.size)
         self.address = ctypes.addressof(self._buffer)
         self.write = partial(record.pack_into, self._buffer, 0)
+        if shared:
+            self._shared[self.address] = self
+
+    @classmethod
+    def at(cls, address: int) -> Arguments:
+        """The shared record at an address."""
+        return cls._shared[address]
+
+    def copy(self) -> Arguments:
+        """A record of its own with the same words."""
+        copy = Arguments(self._layout, shared=False)
+        ctypes.memmove(copy.address, self.address, len(self._buffer))
+        return copy
 
     def read(self, first: int, count: int) -> tuple[int, ...]:
         """`count` int64 words from byte offset `first`."""
@@ -94,25 +155,30 @@ def launch(kernel: Kernel, args_address: int, threads: int, long: bool = False) 
     """Runs the kernel on `threads` threads of torch's pool; returns when all are done.
 
     Work for one thread is called directly and keeps the GIL, which is the quicker, unless it is
-    `long`: then other Python threads may run meanwhile.
+    `long`: then other Python threads may run meanwhile. While a program is recorded it is noted
+    instead, with its arguments.
     """
-    if threads == 1 and (not long or _gomp_parallel() is None):
+    if _recorder is not None:
+        _recorder.note(kernel, Arguments.at(args_address).copy())
+    elif threads == 1 and (not long or _gomp_parallel() is None):
         kernel.run(args_address)
     else:
         _gomp_parallel()(kernel.address, args_address, threads, 0)
 
 
 class Scratch:
-    """Memory that kernels write to between passes: grows, never shrinks, aligned to 64 bytes."""
+    """Memory that kernels write to between passes: grows, never shrinks, aligned to 64 bytes. It at
+    least doubles, since programs keep what they were recorded with."""
 
     def __init__(self) -> None:
-        self._storage = torch.empty(0, dtype=torch.uint8)
+        self.storage = torch.empty(0, dtype=torch.uint8)
         self.address = 0
         self.nbytes = 0
 
     def reserve(self, nbytes: int) -> int:
         if nbytes > self.nbytes:
-            self._storage = torch.empty(nbytes + 64, dtype=torch.uint8)
-            self.address = (self._storage.data_ptr() + 63) // 64 * 64
+            nbytes = max(nbytes, 2 * self.nbytes)
+            self.storage = torch.empty(nbytes + 64, dtype=torch.uint8)
+            self.address = (self.storage.data_ptr() + 63) // 64 * 64
             self.nbytes = nbytes
         return self.address

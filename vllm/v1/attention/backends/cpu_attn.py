@@ -18,6 +18,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionLayer,
     AttentionMetadata,
@@ -27,7 +28,7 @@ from vllm.v1.attention.backend import (
 )
 from vllm.utils.torch_utils import dtype_name
 from vllm.v1.attention.ops.cpu import key_value_views, paged_attention, reshape_and_cache
-from vllm.v1.kv_cache_interface import KVCacheSpec
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, KVCacheSpec
 
 
 class CPUAttentionBackend(AttentionBackend):
@@ -105,6 +106,14 @@ class CPUAttentionMetadataBuilder(AttentionMetadataBuilder[CPUAttentionMetadata]
         device: torch.device,
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    @classmethod
+    def get_cudagraph_support(
+        cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
+    ) -> AttentionCGSupport:
+        if isinstance(kv_cache_spec, CrossAttentionSpec):
+            return AttentionCGSupport.NEVER  # keys come in steps of their own
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def build(
         self,

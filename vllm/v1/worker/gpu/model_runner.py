@@ -32,7 +32,11 @@ from vllm.v1.worker.gpu.attn_utils import (
     max_encoder_tokens_per_step,
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, reasons_against_graphs
+from vllm.v1.worker.gpu.cudagraph_utils import (
+    CudaGraphManager,
+    reasons_against_graphs,
+    report_no_graphs,
+)
 from vllm.v1.worker.gpu.encoder_runner import encoder_failure
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
 from vllm.v1.worker.gpu.kv_connector import (
@@ -152,7 +156,7 @@ class GPUModelRunner:
     @torch.inference_mode()
     def capture_model(self) -> int:
         """Records graphs of decode steps, if the config asks for them; returns the bytes of the
-        device that they take. Where the model cannot be recorded a warning says why, and it runs
+        device that they take. Where the model cannot be recorded the log says why, and it runs
         without. Call before the first request, when the kernels are compiled.
 
         Raises:
@@ -162,7 +166,7 @@ class GPUModelRunner:
             return 0
         reasons = reasons_against_graphs(self.vllm_config, self.attn_groups, self.kv_connector)
         if reasons:
-            logger.warning("No graphs are recorded: %s", "; ".join(reasons))
+            report_no_graphs(reasons)
             return 0
         self.graphs = CudaGraphManager(
             self.model_state, self.kv_cache_config, self.attn_groups, self.block_tables

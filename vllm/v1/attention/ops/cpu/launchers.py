@@ -8,17 +8,27 @@ from __future__ import annotations
 import torch
 
 from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary, KernelTable
-from vllm.model_executor.layers.cpu_ops.threads import Arguments, Scratch, launch, num_threads
+from vllm.model_executor.layers.cpu_ops.target import host_target
+from vllm.model_executor.layers.cpu_ops.threads import (
+    Arguments,
+    Scratch,
+    launch,
+    num_threads,
+    recording,
+)
 
 from . import attend_args, cache_args
+from .tile_sizes import CHUNK
 
 LIBRARY = KernelLibrary("vllm.v1.attention.ops.cpu.attention_kernels")
 _PLAN, _ATTEND = KernelTable(LIBRARY, "plan"), KernelTable(LIBRARY, "attend")
 _CACHE = KernelTable(LIBRARY, "cache")
 _BYTES_WORTH_A_THREAD = 1 << 17
 _MANY_ITEMS = 32  # some 10 microseconds each
+_MOST_PARTIAL_BYTES = 1 << 30  # of a recorded attention; what isn't used takes no memory
 
 _attend_args = Arguments(attend_args.FORMAT)
+_size_args = Arguments(attend_args.FORMAT)
 _cache_args = Arguments(cache_args.FORMAT)
 _plan_scratch, _thread_scratch, _partial_scratch = Scratch(), Scratch(), Scratch()
 
@@ -155,6 +165,13 @@ def paged_attention(
         _floats(sinks, num_heads),
         prefix,
     )
+    if recording() is not None:
+        sizes = num_requests, num_kv_heads, num_heads // num_kv_heads, head_size
+        most_keys = tokens_per_block * block_table.shape[1]
+        scratch, partial = _reserve_for_any(query, sizes, most_keys)
+        _attend_args.write(0, 0, 0, 0, 0, *words, scratch, partial, scale, logits_soft_cap)
+        _note_attention(dtype)
+        return
     _attend_args.write(0, 0, 0, 0, 0, *words, 0, 0, scale, logits_soft_cap)
     _PLAN[dtype][0].run(_attend_args.address)
     items, partial_bytes, thread_bytes = _attend_args.read(attend_args.NUM_ITEMS, 3)
@@ -169,6 +186,46 @@ def paged_attention(
         0, 0, items, partial_bytes, thread_bytes, *words, scratch, partial, scale, logits_soft_cap
     )
     launch(attend, _attend_args.address, threads, long=items > _MANY_ITEMS)
+
+
+def _reserve_for_any(
+    query: torch.Tensor, sizes: tuple[int, int, int, int], most_keys: int
+) -> tuple[int, int]:
+    """(scratch, partial results) for requests of up to `most_keys` keys, a query token each: a
+    recorded attention must hold for all later lengths."""
+    num_requests, num_kv_heads, group, head_size = sizes
+    if query.shape[0] != num_requests:
+        raise RuntimeError("a recorded attention has one token a request")
+    _PLAN[query.dtype][0].run(_plan_of_nothing(query.dtype, group, head_size))
+    (thread_bytes,) = _size_args.read(attend_args.THREAD_BYTES, 1)
+    row_bytes = 4 * (head_size + 2 * host_target().lanes)
+    partial_bytes = num_requests * num_kv_heads * -(-most_keys // CHUNK) * group * row_bytes
+    if partial_bytes > _MOST_PARTIAL_BYTES:
+        raise RuntimeError(
+            f"attention over up to {most_keys} keys of {num_requests} requests takes "
+            f"{partial_bytes >> 20} MiB of partial results"
+        )
+    return (
+        _thread_scratch.reserve(num_threads() * thread_bytes),
+        _partial_scratch.reserve(partial_bytes),
+    )
+
+
+def _plan_of_nothing(dtype: torch.dtype, group: int, head_size: int) -> int:
+    """Address of arguments for a plan without requests, which tells the scratch of a thread."""
+    words = [0] * 28
+    words[20], words[21] = group, head_size
+    words[27] = _plan_scratch.reserve(64)
+    _size_args.write(0, 0, 0, 0, 0, *words, 0, 0, 0.0, 0.0)
+    return _size_args.address
+
+
+def _note_attention(dtype: torch.dtype) -> None:
+    recorder, args = recording(), _attend_args.copy()
+    for scratch in (_plan_scratch, _thread_scratch, _partial_scratch):
+        recorder.kept.append(scratch.storage)
+    recorder.note(_PLAN[dtype][0], args, serial=True, counters=2)
+    recorder.note(_ATTEND[dtype][0], args, counters=2)
 
 
 def _floats(values: torch.Tensor | None, count: int) -> int:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs: launches noted once and run again without Python, with the bits of the plain path."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.layers.cpu_ops import program_args
+from vllm.model_executor.layers.cpu_ops.program import KernelProgram
+from vllm.model_executor.layers.cpu_ops.threads import Recorder, record
+from vllm.v1.attention.ops.cpu import key_value_views, paged_attention
+
+SIZE, HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 64, 6, 2, 32, 16
+
+
+@pytest.fixture(params=[1, 2, 3], ids="{} threads".format, autouse=True)
+def threads(request):
+    """Three threads on two cores: one of them is always late."""
+    before = cpu_ops.num_threads()
+    cpu_ops.init_threads(request.param)
+    yield request.param
+    cpu_ops.init_threads(before)
+
+
+def chain(x: torch.Tensor, weight: torch.Tensor, depth: int):
+    """A run of dependent kernels: an entry that began too early, or work done twice, shows."""
+    norm = torch.ones(SIZE, dtype=x.dtype)
+
+    def run() -> torch.Tensor:
+        y, residual = x, torch.empty_like(x)
+        cpu_ops.rms_norm(x, norm, 1e-5, out=residual)
+        for _ in range(depth):
+            y = cpu_ops.gemv(y, weight)
+            y = cpu_ops.fused_add_rms_norm(y, residual, norm, 1e-5)
+        return y
+
+    return run
+
+
+@torch.inference_mode()
+def test_replays_have_the_plain_bits(threads):
+    """Fault: an entry begins before the one before it has ended, counters are cleared under a thread
+    that still takes work, or two live tensors share memory."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, SIZE).bfloat16(), torch.randn(SIZE, SIZE).bfloat16() / 8
+    run = chain(x, weight, depth=50)
+    program = KernelProgram(run)
+    for _ in range(30):
+        x.copy_(torch.randn(3, SIZE))
+        assert torch.equal(program.replay(), run())
+    names = [name for name, _ in program.cycles()]
+    assert names == ["rms_norm", *["gemv", "rms_norm"] * 50]
+
+
+@torch.inference_mode()
+def test_programs_take_turns(threads):
+    """Fault: a helper that comes late, from the program before, works on the wrong one."""
+    torch.manual_seed(0)
+    weight = torch.randn(SIZE, SIZE).bfloat16() / 8
+    inputs = [torch.randn(rows, SIZE).bfloat16() for rows in (1, 2, 4)]
+    runs = [chain(x, weight, depth=3) for x in inputs]
+    programs = [KernelProgram(run) for run in runs]
+    expected = [run() for run in runs]
+    for turn in range(300):
+        which = turn * 7 % 3
+        assert torch.equal(programs[which].replay(), expected[which])
+
+
+@torch.inference_mode()
+def test_attention_holds_for_later_lengths():
+    """Recorded while requests are short: work, scratch and splits must follow the lengths at hand.
+
+    Fault: keys beyond the recorded length are left out, or partial results overflow."""
+    torch.manual_seed(0)
+    requests, blocks = 3, 80
+    cache = torch.randn(1 + requests * blocks, KV_HEADS, BLOCK, 2 * HEAD_SIZE).bfloat16()
+    keys, values = key_value_views(cache)
+    query = torch.randn(requests, HEADS, HEAD_SIZE).bfloat16()
+    starts = torch.arange(requests + 1, dtype=torch.int32)
+    lengths = torch.ones(requests, dtype=torch.int32)
+    table = 1 + torch.randperm(requests * blocks).int().view(requests, blocks)
+
+    def run() -> torch.Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype)
+        paged_attention(query, keys, values, out, starts, lengths, table, 0.2)
+        return out
+
+    program = KernelProgram(run)
+    for new in ([1, 2, 3], [blocks * BLOCK, 1, 700], [255, 256, 257], [5, 5, 5]):
+        lengths.copy_(torch.tensor(new))
+        query.normal_()
+        assert torch.equal(program.replay(), run())
+
+
+@torch.inference_mode()
+def test_what_torch_computes_is_refused():
+    """Fault: it is left out of the replays without a word."""
+    x = torch.randn(2, SIZE).bfloat16()
+    norm = torch.ones(SIZE).bfloat16()
+    with pytest.raises(RuntimeError, match=r"torch computes aten\.add"):
+        KernelProgram(lambda: cpu_ops.rms_norm(x, norm, 1e-5) + 1)
+    with pytest.raises(RuntimeError, match="nothing was launched"):
+        KernelProgram(lambda: x)
+    with record(Recorder()), pytest.raises(RuntimeError, match="another's recording"):
+        KernelProgram(lambda: x)
+    assert torch.isfinite(cpu_ops.rms_norm(x, norm, 1e-5)).all()  # and kernels run again
+
+
+@torch.inference_mode()
+def test_memory_is_used_again_only_when_free():
+    """Fault: a tensor that is still read gets another's memory, or each layer takes memory of its
+    own."""
+    weight, norm = torch.eye(SIZE).bfloat16(), torch.ones(SIZE).bfloat16()
+    x = torch.randn(2, SIZE).bfloat16()
+    addresses: list[int] = []
+
+    def run() -> torch.Tensor:
+        kept = cpu_ops.gemv(x, weight)
+        y = kept
+        for _ in range(20):
+            y = cpu_ops.gemv(y, weight)
+            assert y.data_ptr() != kept.data_ptr()
+            addresses.append(y.data_ptr())
+        return cpu_ops.fused_add_rms_norm(y, kept, norm, 1e-5)
+
+    KernelProgram(run)
+    assert len(set(addresses)) == 2  # one that is read, one that is written
+
+
+@torch.inference_mode()
+def test_a_waiting_thread_sleeps(threads):
+    """Helpers without a program take no time of the processor: a core that spins is one that others
+    lack. Counted in the helpers' own record, not by a clock."""
+    x, weight = torch.randn(1, SIZE).bfloat16(), torch.eye(SIZE).bfloat16()
+    program = KernelProgram(chain(x, weight, depth=1))
+    program.replay()
+    if threads == 1:
+        assert program._helpers is None
+        return
+    waiting = program._helpers._record
+    event = threading.Event()
+    for _ in range(1000):
+        if waiting[program_args.WAITING // 8] == threads - 1:
+            break
+        event.wait(0.01)
+    assert waiting[program_args.WAITING // 8] == threads - 1

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode steps as programs of kernels, in the engine: the tokens of the unrecorded path, bit for bit
+the same sums, whatever joins, leaves, is preempted or comes from the prefix cache meanwhile."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.test_tiny import small_pool
+from tests.models.tiny import VOCAB_SIZE, Family, make_model
+
+from vllm import LLM, SamplingParams
+from vllm.config import CUDAGraphMode
+from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.layers.cpu_ops.packing import can_pack
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+# Sizes that weights can be packed for, so that every product is a kernel's.
+SHAPE = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, vocab_size=VOCAB_SIZE + 29)
+FAMILIES = {
+    "llama": Family("llama", dict(SHAPE, tie_word_embeddings=True)),
+    "qwen2": Family("qwen2", dict(SHAPE, use_sliding_window=True, sliding_window=21)),
+    "mistral": Family("mistral", dict(SHAPE, sliding_window=21)),
+}
+# The longest passes the 256 keys of which an attention's parts are made; others cross pages.
+LENGTHS = (250, 15, 40, 3, 100)
+NUM_NEW_TOKENS = 24
+
+
+def prompts() -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+
+
+def make_llm(folder: Path, **options) -> LLM:
+    defaults = dict(
+        dtype="bfloat16",
+        max_model_len=320,
+        max_num_batched_tokens=96,
+        kv_cache_memory_bytes=8 << 20,
+    )
+    return LLM(model=str(folder), skip_tokenizer_init=True, **{**defaults, **options})
+
+
+def params() -> list[SamplingParams]:
+    """Requests of several lengths, so that batches shrink; some sample, one wants logprobs."""
+    common = dict(ignore_eos=True)
+    return [
+        SamplingParams(temperature=0.0, max_tokens=NUM_NEW_TOKENS, **common),
+        SamplingParams(temperature=0.8, seed=7, top_p=0.9, max_tokens=NUM_NEW_TOKENS - 3, **common),
+        SamplingParams(temperature=0.0, logprobs=3, max_tokens=NUM_NEW_TOKENS - 9, **common),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, max_tokens=NUM_NEW_TOKENS, **common),
+        SamplingParams(temperature=1.0, seed=1, max_tokens=5, **common),
+    ]
+
+
+def run(llm: LLM) -> list:
+    """Tokens and logprobs of all prompts together, then of the first alone, then of all again with
+    what is cached."""
+    inputs = [{"prompt_token_ids": ids} for ids in prompts()]
+    outputs = llm.generate(inputs, params(), use_tqdm=False)
+    outputs += llm.generate(inputs[:1], params()[:1], use_tqdm=False)
+    outputs += llm.generate(inputs, params(), use_tqdm=False)
+    outs = [output.outputs[0] for output in outputs]
+    values = [
+        [sorted((token, one.logprob) for token, one in step.items()) for step in out.logprobs]
+        for out in outs
+        if out.logprobs
+    ]
+    return [[list(out.token_ids) for out in outs], values]
+
+
+def runner_of(llm: LLM) -> GPUModelRunner:
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.model_runner
+
+
+def count_replays(llm: LLM, monkeypatch) -> list[int]:
+    """Sizes of the batches that were replayed, as they come."""
+    graphs, sizes = runner_of(llm).graphs, []
+    replay = graphs.replay
+
+    def counted(batch):
+        sizes.append(batch.num_reqs)
+        return replay(batch)
+
+    monkeypatch.setattr(graphs, "replay", counted)
+    return sizes
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    def make(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        make_model(FAMILIES[name], folder)
+        return folder
+
+    return make
+
+
+needs_packing = pytest.mark.skipif(
+    not can_pack(torch.zeros(32, 32, dtype=torch.bfloat16)),
+    reason="this CPU's products of many rows are torch's",
+)
+
+
+@needs_packing
+@pytest.mark.parametrize("name", FAMILIES)
+def test_programs_change_nothing(name, folder, monkeypatch):
+    """Fault: a recording keeps a number of the step it was made in: a length, a slot, a position,
+    a table of pages, a tensor whose memory is another's by now."""
+    path = folder(name)
+    expected = run(make_llm(path, enforce_eager=True))
+    llm = make_llm(path)
+    replays = count_replays(llm, monkeypatch)
+    assert run(llm) == expected
+    assert {1, 2, 3, 4} <= set(replays)
+    small = make_llm(path, num_gpu_blocks_override=small_pool(llm) + 20)
+    assert run(small) == expected
+
+
+def test_float32_runs_without(folder):
+    """Products in float32 are torch's: the model runs, and every size says so once at most."""
+    llm = make_llm(folder("llama"), dtype="float32")
+    assert llm.llm_engine.vllm_config.compilation_config.cudagraph_mode is (
+        CUDAGraphMode.FULL_DECODE_ONLY
+    )
+    run(llm)
+    graphs = runner_of(llm).graphs
+    assert set(graphs._graphs.values()) == {None}
+    assert len(graphs._refusals) == 1 and "torch computes" in next(iter(graphs._refusals))
+
+
+@needs_packing
+def test_other_threads(folder):
+    """Fault: results that depend on who took which piece of work."""
+    path, before = folder("llama"), cpu_ops.num_threads()
+    try:
+        results = []
+        for threads in (1, 3):
+            llm = make_llm(path)
+            cpu_ops.init_threads(threads)
+            results.append(run(llm))
+        assert results[0] == results[1]
+    finally:
+        cpu_ops.init_threads(before)
