@@ -8,7 +8,9 @@ import pytest
 from tests.v1.core.sched.transfers import Plan, ask, make_engine
 from tests.v1.core.utils import NO_GOOD, cross_spec, full_spec, make_feature, window_spec
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.look_ahead import MAX_NOT_YET
 from vllm.v1.core.sched.remote_kv import LOSS_MESSAGE
+from vllm.v1.core.sched.request_queue import ASKED_AT_ONCE
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
@@ -245,6 +247,35 @@ def test_a_load_beside_an_input_that_cannot_be_encoded(policy, num_steps):
         NO_GOOD if policy == "recompute" else LOSS_MESSAGE
     )
     assert len(engine.tokens("fine")) == 4 and not engine.tokens("loads")
+    assert all_free(engine)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_thousand_requests_that_wait_for_something_else(policy):
+    """A step asks a few of them, and is no slower for the rest; nobody waits behind them for long,
+    each of them is asked again, and can be aborted. Guards against a step that asks all."""
+    engine = make_engine(40, policy_of_scheduling=policy, max_num_seqs=4)
+    connector = engine.scheduler.get_kv_connector()
+    for i in range(1000):
+        ask(engine, Plan(num_refusals=10**9), f"r{i}", 20, 1)
+    ask(engine, Plan(), "behind", 20, 1)
+    for num_steps in range(1, 1001):
+        before = sum(connector.num_asked.values())
+        engine.step()
+        assert sum(connector.num_asked.values()) - before <= MAX_NOT_YET
+        if engine.finish_reason("behind"):
+            break
+    assert num_steps < 50
+    assert engine.scheduler.get_request_counts() == (0, 1000)
+    connector.plans["r700"] = connector.plans["r0"] = Plan()
+    engine.step()
+    assert engine.finish_reason("r0") is FinishReason.LENGTH
+    for _ in range(1000 // ASKED_AT_ONCE):
+        engine.step()
+    assert engine.finish_reason("r700") is FinishReason.LENGTH
+    engine.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
+    assert not engine.scheduler.get_num_unfinished_requests()
+    engine.step()
     assert all_free(engine)
 
 

@@ -154,7 +154,8 @@ class TransferMachine(RuleBasedStateMachine):
         """Free + held = usable, and each unfinished request is in one list."""
         scheduler = self.engine.scheduler
         scheduler.check_integrity()
-        listed = scheduler.running + list(scheduler.waiting) + scheduler.remote_kv.requests
+        listed = [*scheduler.running, *scheduler.waiting, *scheduler.deferred]
+        listed += scheduler.remote_kv.requests
         assert len(set(listed)) == len(listed)
         assert {request.request_id for request in listed} == set(scheduler.requests)
 

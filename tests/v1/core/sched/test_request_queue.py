@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.v1.core.utils import make_request
 from vllm.v1.core.sched.request_queue import (
+    ASKED_AT_ONCE,
+    DeferredRequests,
     FCFSRequestQueue,
     PriorityRequestQueue,
     SchedulingPolicy,
@@ -70,3 +72,26 @@ def test_removal_from_anywhere(policy: SchedulingPolicy, data: st.DataObject):
     assert len(queue) == len(requests) - len(gone)
     with pytest.raises(ValueError, match="is not in the queue"):
         queue.remove_request(make_request("stranger", 1))
+
+
+@settings(max_examples=30)
+@given(num=st.integers(0, 5 * ASKED_AT_ONCE), data=st.data())
+def test_deferred_requests_are_asked_in_turn(num: int, data: st.DataObject):
+    """Each step asks few; the first in the order always, and every one within as many steps as it
+    takes to ask all of them once. Those that leave meanwhile keep nobody from a turn."""
+    queue = DeferredRequests(SchedulingPolicy.FCFS)
+    requests = [make_request(str(i), 1) for i in range(num)]
+    for request in reversed(requests):
+        queue.add_request(request)
+    asked: set[str] = set()
+    for _ in range(2 * (-(-num // ASKED_AT_ONCE))):
+        before = list(queue)
+        turn = queue.take_turn()
+        assert len(turn) == len(set(turn)) <= 2 * ASKED_AT_ONCE
+        assert turn[:ASKED_AT_ONCE] == before[:ASKED_AT_ONCE]
+        assert len(queue) == len(before) - len(turn) and not any(r in queue for r in turn)
+        asked |= {request.request_id for request in turn}
+        for request in turn:
+            if data.draw(st.booleans()):
+                queue.add_request(request)
+    assert len(asked) == num

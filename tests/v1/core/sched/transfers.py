@@ -87,7 +87,7 @@ class TimedConnector(KVConnectorBase_V1, SupportsHMA):
         self.plans: dict[str, Plan] = {}
         self.finished: list[str] = []
         self.arrived: list[str] = []
-        self._num_asked: dict[str, int] = {}
+        self.num_asked: dict[str, int] = {}
         self._begins: dict[str, int] = {}
         self._metadata = TimedMetadata()
 
@@ -96,8 +96,8 @@ class TimedConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         plan = self.plans.get(request.request_id, Plan())
-        asked = self._num_asked[request.request_id] = (
-            self._num_asked.get(request.request_id, 0) + 1
+        asked = self.num_asked[request.request_id] = (
+            self.num_asked.get(request.request_id, 0) + 1
         )
         if asked <= plan.num_refusals:
             return None, False

@@ -14,6 +14,10 @@ MAX_OVERTAKEN = 64
 """Requests that may go ahead of one that waits. After that, the pages that become free are kept
 for it, so that it gets its turn however many small requests arrive."""
 
+MAX_NOT_YET = 64
+"""Requests that one step finds waiting for something else than room; the next goes on behind them,
+as they are deferred."""
+
 
 class Admission(enum.Enum):
     """What became of a waiting request whose turn it was. NO_ROOM: others may go ahead of it, for a
@@ -33,6 +37,7 @@ class LookAhead:
 
     def __init__(self) -> None:
         self._passed_over: list[Request] = []
+        self.deferred: list[Request] = []
         self.is_closed = False
 
     def admitted(self) -> None:
@@ -47,3 +52,8 @@ class LookAhead:
         self._passed_over.append(request)
         self.is_closed |= request.num_overtaken >= MAX_OVERTAKEN
         self.is_closed |= len(self._passed_over) >= MAX_PASSED_OVER
+
+    def not_yet(self, request: Request) -> None:
+        """`request` waits for something else than room."""
+        self.deferred.append(request)
+        self.is_closed |= len(self.deferred) >= MAX_NOT_YET

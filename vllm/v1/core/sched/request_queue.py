@@ -114,14 +114,19 @@ class _SortedRequestQueue(RequestQueue):
             self.add_request(request)
 
     def remove_request(self, request: Request) -> None:
-        index = bisect.bisect_left(self._requests, self._key(request), key=self._key)
-        if index == len(self._requests) or self._requests[index] is not request:
+        if request not in self:
             raise ValueError(f"request {request.request_id} is not in the queue")
-        del self._requests[index]
+        del self._requests[self._place(request)]
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         for request in list(requests):
             self.remove_request(request)
+
+    def _place(self, request: Request) -> int:
+        return bisect.bisect_left(self._requests, self._key(request), key=self._key)
+
+    def __contains__(self, request: Request) -> bool:
+        return self._requests[(place := self._place(request)) : place + 1] == [request]
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -142,6 +147,37 @@ class PriorityRequestQueue(_SortedRequestQueue):
 
     def __init__(self) -> None:
         super().__init__(priority_order)
+
+
+ASKED_AT_ONCE = 16
+"""Deferred requests that each step asks again: this many of the first, and as many in turn."""
+
+
+class DeferredRequests(_SortedRequestQueue):
+    """Waiting requests that wait for something else than room, so that others do not wait for them.
+    A step asks a few whether they still do, so that any number of them costs it the same:
+
+        A B C D E F G H I J K L ...      asked at once: 3
+        step 1: A B C and D E F   step 2: A B C and G H I   step 3: A B C and J K L   ...
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        super().__init__(get_order_key(policy))
+        self._last_asked: tuple[Any, ...] | None = None
+
+    def take_turn(self) -> list[Request]:
+        """Takes out those that are asked in this step."""
+        begin = ASKED_AT_ONCE
+        if self._last_asked is not None:
+            after_last = bisect.bisect_right(self._requests, self._last_asked, key=self._key)
+            begin = max(begin, after_last)
+        if begin >= len(self._requests):
+            begin = ASKED_AT_ONCE
+        end = begin + ASKED_AT_ONCE
+        turn = self._requests[:ASKED_AT_ONCE] + self._requests[begin:end]
+        self._last_asked = self._key(turn[-1]) if turn else None
+        del self._requests[begin:end], self._requests[:ASKED_AT_ONCE]
+        return turn
 
 
 def create_request_queue(policy: SchedulingPolicy) -> RequestQueue:

@@ -30,6 +30,7 @@ from vllm.v1.core.sched.look_ahead import Admission, LookAhead
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.remote_kv import LOSS_MESSAGE, make_remote_kv
 from vllm.v1.core.sched.request_queue import (
+    DeferredRequests,
     RequestQueue,
     SchedulingPolicy,
     create_request_queue,
@@ -50,8 +51,8 @@ logger = init_logger(__name__)
 
 
 class Scheduler(SchedulerInterface):
-    """See the module. `requests` holds all unfinished ones; each is in `running`, in `waiting` or
-    with `remote_kv`."""
+    """See the module. `requests` holds all unfinished ones; each is in `running`, in `waiting`, in
+    `deferred` or with `remote_kv`."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Scheduler(SchedulerInterface):
         )
         self.requests: dict[str, Request] = {}
         self.waiting: RequestQueue = create_request_queue(policy)
+        self.deferred = DeferredRequests(policy)
         self.running: list[Request] = []
         self._pause_state = PauseState.UNPAUSED
 
@@ -157,6 +159,8 @@ class Scheduler(SchedulerInterface):
                 self._start_over(request)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
+        for request in self.deferred.take_turn():
+            self.waiting.add_request(request)
         if not self.waiting:
             return
         look_ahead = LookAhead()
@@ -169,6 +173,7 @@ class Scheduler(SchedulerInterface):
                 break
             admission = self._admit(request, plan, num_promised_blocks)
             if admission is Admission.NOT_YET:
+                look_ahead.not_yet(request)
                 continue
             if admission is Admission.ADMITTED:
                 look_ahead.admitted()
@@ -179,7 +184,9 @@ class Scheduler(SchedulerInterface):
                 look_ahead.passed_over(request)
                 continue
             taken.append(request)
-        self.waiting.remove_requests(taken)
+        self.waiting.remove_requests(taken + look_ahead.deferred)
+        for request in look_ahead.deferred:
+            self.deferred.add_request(request)
 
     def _is_full(self, plan: StepPlan) -> bool:
         return (
@@ -443,12 +450,14 @@ class Scheduler(SchedulerInterface):
         return kv_transfer_params
 
     def _remove(self, requests: set[Request]) -> None:
-        """Takes requests out of `running` and `waiting`."""
+        """Takes requests out of `running`, `waiting` and `deferred`."""
         if not requests:
             return
         in_running = requests.intersection(self.running)
         self.running = remove_all(self.running, in_running)
-        self.waiting.remove_requests(requests.difference(in_running, self.remote_kv.requests))
+        for request in requests.difference(in_running, self.remote_kv.requests):
+            queue = self.deferred if request in self.deferred else self.waiting
+            queue.remove_request(request)
 
     def _record(self, request: Request, event: EngineCoreEventType) -> None:
         if self.log_stats:
@@ -467,7 +476,8 @@ class Scheduler(SchedulerInterface):
         return bool(self.finished_req_ids) or self.remote_kv.has_work
 
     def get_request_counts(self) -> tuple[int, int]:
-        return len(self.running), len(self.waiting) + len(self.remote_kv.requests)
+        num_waiting = len(self.waiting) + len(self.deferred) + len(self.remote_kv.requests)
+        return len(self.running), num_waiting
 
     def get_kv_cache_usage(self) -> float:
         return self.kv_cache_manager.usage

@@ -220,8 +220,9 @@ class KVConnectorBase_V1(ABC):  # noqa: N801
         request might be admitted; must change nothing.
 
         Returns:
-            The tokens, None for "ask again later", which holds nobody else up; and whether they are
-            loaded asynchronously, between steps.
+            The tokens, None for "ask again later", which holds nobody else up (each step asks some
+            of those requests again, so that it can take a few); and whether they are loaded
+            asynchronously, between steps.
         """
 
     @abstractmethod
