@@ -32,14 +32,20 @@ def listing(signature, elsewhere=None, **modules):
         (parameters("a", "b="), parameters("a"), "extended"),
         (parameters("b=", "a"), parameters("a"), "changed"),
         (parameters("a", "b"), parameters("a"), "changed"),
-        (parameters("a"), parameters("a", "b="), "changed"),
+        (parameters("a"), parameters("a", "b="), "wider"),
+        (parameters("a", "b="), parameters("x=", "a", "b="), "wider"),
+        (parameters("a"), parameters("a", "b"), "changed"),
+        (parameters("a", "b="), parameters("a", "c="), "changed"),
+        (parameters("a="), parameters("a"), "changed"),
+        (parameters("a"), parameters("a="), "same"),
         (parameters("a", "b"), parameters("b", "a"), "changed"),
         (parameters("a"), parameters("a", kind="KEYWORD_ONLY"), "changed"),
         (None, parameters("a"), "same"),
     ],
 )
 def test_signatures(mine, theirs, status):
-    """Parameters added here must come last with a default; all else breaks a caller."""
+    """What may be called here may be called there: parameters added on either side need a default,
+    and come last if they are ours. All else breaks a caller."""
     (finding,) = compare(listing(mine), listing(theirs))
     assert finding.status == status
 
@@ -60,6 +66,29 @@ def test_where_a_name_is():
     assert compare(here, found["unknown"])[0].detail == "ImportError: no device"
 
 
+def test_a_name_that_several_modules_have_went_nowhere():
+    """Every program has a `main`: nobody can say which became which."""
+    main = {"names": {"main": {"kind": "function", "signature": []}}}
+    here = {"modules": {"a": main, "b": main}, "elsewhere": {}}
+    there = {"modules": {"a": {"names": {}}, "b": {"missing": True}}, "elsewhere": {"main": ["c"]}}
+    assert [f.status for f in compare(here, there)] == ["absent", "only here"]
+
+
+def test_a_name_that_is_passed_on_is_said_once():
+    """Where it is defined; in the package that passes it on only if that no longer does."""
+    a, b = parameters("a"), parameters("a", "b")
+
+    def listing(signature, *modules):
+        described = {"kind": "function", "signature": signature, "home": "p.m"}
+        modules = {m: {"names": {"f": described} if m in modules else {}} for m in ("p", "p.m")}
+        return {"modules": modules, "elsewhere": {}}
+
+    here = listing(a, "p", "p.m")
+    assert [f.module for f in compare(here, listing(b, "p", "p.m"))] == ["p.m"]
+    both = [(f.module, f.status) for f in compare(here, listing(a, "p.m"))]
+    assert both == [("p", "absent"), ("p.m", "same")]
+
+
 def test_methods_count_as_well():
     def with_methods(**methods):
         members = {n: {"kind": "method", "signature": s} for n, s in methods.items()}
@@ -71,7 +100,7 @@ def test_methods_count_as_well():
     assert findings == [
         Finding("m", "C", "same"),
         Finding("m", "C.own", "only here"),
-        Finding("m", "C.run", "changed", "only there: b; only here: a"),
+        Finding("m", "C.run", "changed", "only there: b*; only here: a*"),
     ]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Parameters = list[tuple[str, str, bool]]
-"""(name, kind as `inspect` calls it, whether it may be left out)."""
+from vllm.entrypoints.upstream_drift.signatures import compare_signatures
 
 STATUSES = {
     "same": "there, with the same parameters",
     "extended": "there; here with more parameters, which come last and may be left out",
+    "wider": "there, with more parameters, all of which may be left out",
     "changed": "there, with other parameters",
     "moved": "in another module there",
     "absent": "its module is there without it",
@@ -20,6 +20,7 @@ STATUSES = {
     "unknown": "its module could not be imported there",
 }
 DRIFTED = ("changed", "moved", "absent")
+_MOST_PLACES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,57 +34,67 @@ class Finding:
 
 
 def compare(here: dict[str, Any], there: dict[str, Any]) -> list[Finding]:
-    """A finding for each public name here, in order; methods of a class come after it."""
-    findings = []
+    """A finding for each public name here, in order; methods of a class come after it. A name that a
+    module passes on is left out where there is nothing else to say of it than in its own module."""
+    homes = _homes(here)
+    findings: list[Finding] = []
     for module, listing in sorted(here["modules"].items()):
         other = there["modules"].get(module, {"missing": True})
         for name, described in sorted(listing.get("names", {}).items()):
-            findings += _compare_name(module, name, described, other, there["elsewhere"])
-    return findings
+            places = _places(name, module, homes, there["elsewhere"])
+            findings += _compare_name(module, name, described, other, places)
+    return _without_repeats(findings, here)
+
+
+def _homes(here: dict[str, Any]) -> dict[str, set[str]]:
+    """Name -> modules here that define it."""
+    homes: dict[str, set[str]] = {}
+    for module, listing in here["modules"].items():
+        for name, described in listing.get("names", {}).items():
+            homes.setdefault(name, set()).add(described.get("home") or module)
+    return homes
+
+
+def _places(
+    name: str, module: str, homes: dict[str, set[str]], elsewhere: dict[str, list[str]]
+) -> list[str]:
+    """Where it may have gone; nowhere if several modules on one side have something of that name, as
+    `main`, of which nobody can say which became which."""
+    places = [place for place in elsewhere.get(name, []) if place != module]
+    if len(homes.get(name, ())) > 1 or len(places) > _MOST_PLACES:
+        return []
+    return [place for place in places if place not in homes.get(name, ())]
 
 
 def _compare_name(
-    module: str, name: str, mine: dict, other: dict[str, Any], elsewhere: dict[str, list[str]]
+    module: str, name: str, mine: dict, other: dict[str, Any], places: list[str]
 ) -> Iterator[Finding]:
     if "error" in other:
         yield Finding(module, name, "unknown", other["error"])
         return
     theirs = other.get("names", {}).get(name)
     if theirs is None:
-        places = [place for place in elsewhere.get(name, []) if place != module]
         absent = "only here" if other.get("missing") else "absent"
-        yield Finding(module, name, "moved" if places else absent, ", ".join(places[:3]))
+        yield Finding(module, name, "moved" if places else absent, ", ".join(places))
         return
-    yield Finding(module, name, *_compare_signatures(mine["signature"], theirs["signature"]))
+    yield Finding(module, name, *compare_signatures(mine["signature"], theirs["signature"]))
     for member, described in sorted(mine.get("members", {}).items()):
         known = theirs.get("members", {}).get(member)
         full = f"{name}.{member}"
         if known is None:
             yield Finding(module, full, "only here")
         else:
-            same = _compare_signatures(described["signature"], known["signature"])
+            same = compare_signatures(described["signature"], known["signature"])
             yield Finding(module, full, *same)
 
 
-def _compare_signatures(
-    mine: Parameters | None, theirs: Parameters | None
-) -> tuple[str, str]:
-    """Status, and both signatures if they differ. What upstream has and is left out here shows as a
-    difference; what is added here must come last and may be left out."""
-    if mine is None or theirs is None or mine == theirs:
-        return "same", ""
-    names, others = [p[0] for p in mine], [p[0] for p in theirs]
-    added = [p for p in mine if p[0] not in others]
-    if [n for n in names if n in others] == others and all(p[2] for p in added):
-        kept = [p[:2] for p in mine if p[0] in others] == [p[:2] for p in theirs]
-        positional = [p for p in mine if p[1] == "POSITIONAL_OR_KEYWORD"]
-        last = positional[len(positional) - len([p for p in positional if p in added]) :]
-        if kept and all(p in added for p in last):
-            return "extended" if added else "same", ", ".join(p[0] for p in added)
-    missing = [n for n in others if n not in names]
-    wanted = [n for n in names if n not in others]
-    words = [
-        f"only there: {', '.join(missing)}" if missing else "",
-        f"only here: {', '.join(wanted)}" if wanted else "",
-    ]
-    return "changed", "; ".join(w for w in words if w) or "order or kind of parameters"
+def _without_repeats(findings: list[Finding], here: dict[str, Any]) -> list[Finding]:
+    said = {(f.module, f.name): f for f in findings}
+
+    def is_repeat(finding: Finding) -> bool:
+        owner = finding.name.partition(".")[0]
+        home = here["modules"][finding.module]["names"][owner].get("home")
+        first = said.get((home, finding.name)) if home != finding.module else None
+        return first is not None and (first.status, first.detail) == (finding.status, finding.detail)
+
+    return [finding for finding in findings if not is_repeat(finding)]

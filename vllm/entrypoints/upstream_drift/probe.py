@@ -30,12 +30,14 @@ def signature(value):
 
 
 def describe(value):
-    """{"kind", "signature", "members"} of a class, a function or another value."""
+    """{"kind", "signature", "home", "members"} of a class, a function or another value."""
+    home = getattr(value, "__module__", None)
     if inspect.isclass(value):
-        return {"kind": "class", "signature": signature(value), "members": members(value)}
-    if callable(value):
-        return {"kind": "function", "signature": signature(value)}
-    return {"kind": "value", "signature": None}
+        kind, inner = "class", {"members": members(value)}
+    else:
+        kind, inner = "function" if callable(value) else "value", {}
+    described = signature(value) if callable(value) else None
+    return {"kind": kind, "signature": described, "home": home, **inner}
 
 
 def members(cls):

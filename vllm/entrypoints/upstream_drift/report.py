@@ -6,11 +6,15 @@ from __future__ import annotations
 import pkgutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import vllm
 from vllm.entrypoints.upstream_drift.compare import STATUSES, Finding, compare
-from vllm.entrypoints.upstream_drift.releases import list_interface, resolve_python
+from vllm.entrypoints.upstream_drift.releases import Release, list_interface, resolve
+
+_SHOWN_NAMES = 6
 
 
 def find_drift(against: str, prefixes: list[str], base: str | None = None) -> list[Finding]:
@@ -24,11 +28,11 @@ def find_drift(against: str, prefixes: list[str], base: str | None = None) -> li
     if not modules:
         raise ValueError(f"no module here begins with {' or '.join(prefixes)}")
     root = str(Path(vllm.__file__).parents[1])
-    here = list_interface(sys.executable, modules, root)
-    findings = compare(here, list_interface(resolve_python(against), modules))
+    here = list_interface(Release(sys.executable, root), modules)
+    findings = compare(here, list_interface(resolve(against), modules))
     if base is None:
         return findings
-    known = set(compare(here, list_interface(resolve_python(base), modules)))
+    known = set(compare(here, list_interface(resolve(base), modules)))
     return [finding for finding in findings if finding not in known]
 
 
@@ -58,13 +62,32 @@ def _folders(package: str, path: str) -> list[list[str]]:
 def as_text(findings: list[Finding], shown: list[Finding], against: str) -> str:
     """A line for each of `shown`, by module; then how many names there are of each status."""
     lines, module = [], None
-    for finding in shown:
+    for finding in _in_short(shown):
         if finding.module != module:
             module = finding.module
             lines.append(module)
-        detail = f"  ({finding.detail})" if finding.detail else ""
+        detail = f"  ({_shortened(finding.detail)})" if finding.detail else ""
         lines.append(f"  {finding.status:9}  {finding.name}{detail}")
     counts = Counter(finding.status for finding in findings)
     lines.append(f"\n{len(findings)} public names here, against {against}:")
     lines += [f"  {counts[s]:5}  {s:9}  {meaning}" for s, meaning in STATUSES.items() if counts[s]]
     return "\n".join(lines) + "\n"
+
+
+def _in_short(findings: list[Finding]) -> Iterator[Finding]:
+    """One for all names of a module that could not be imported."""
+    seen = set()
+    for finding in findings:
+        if finding.status != "unknown":
+            yield finding
+        elif finding.module not in seen:
+            seen.add(finding.module)
+            yield replace(finding, name="all of it")
+
+
+def _shortened(detail: str) -> str:
+    """No more names than a reader takes in; `--format json` has all."""
+    names = detail.split(", ")
+    if len(names) <= _SHOWN_NAMES + 1:
+        return detail
+    return f"{', '.join(names[:_SHOWN_NAMES])}, and {len(names) - _SHOWN_NAMES} more"
