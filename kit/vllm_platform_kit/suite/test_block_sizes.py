@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block sizes: right tokens or a clear refusal."""
+
+import pytest
+from vllm_platform_kit.backends import head_sizes, kernel_block_sizes
+from vllm_platform_kit.engine_jobs import Job
+from vllm_platform_kit.findings import Finding
+from vllm_platform_kit.outcomes import differences, require
+
+SIZES = (8, 16, 24, 64)
+
+
+def test_declared(kit, backend):
+    """The backend has a shape for each size that it lists."""
+    head_size = head_sizes([backend.backend])[0]
+    findings = []
+    for tokens in kernel_block_sizes([backend.backend]):
+        try:
+            backend.backend.get_kv_cache_shape(6, tokens, 2, head_size)
+        except Exception as error:
+            what = f"it lists {tokens}, but: {type(error).__name__}: {error}"
+            findings.append(Finding("BLOCK_SIZE_DECLARED", backend.name, what))
+    kit.report(findings)
+
+
+@pytest.mark.vllm_kit_engine
+@pytest.mark.parametrize("size", SIZES)
+def test_block_size(kit, kit_engines, size):
+    require(kit_engines.run(Job("decoder")), "the decoder model does not start at all")
+    result = kit_engines.run(Job("decoder", {"block_size": size}, with_probes=False))
+    subject = f"--block-size {size}"
+    if result.status == "ran":
+        kit.report(Finding("BLOCK_SIZE_TOKENS", subject, what) for what in differences(result))
+        return
+    if result.is_refusal and "block" in result.error.lower():
+        kit.note(f"refused: {result.error}")
+        return
+    what = f"{result.error_type or result.status}: {result.error}"
+    kit.report([Finding("BLOCK_SIZE_UNCLEAR", subject, what)])

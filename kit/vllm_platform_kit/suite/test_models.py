@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models in an engine on the platform, against Transformers."""
+
+import pytest
+from vllm_platform_kit.engine_jobs import Job
+from vllm_platform_kit.findings import Finding
+from vllm_platform_kit.outcomes import differences, require
+from vllm_platform_kit.tiny_models import ARCHITECTURES
+
+pytestmark = pytest.mark.vllm_kit_engine
+# What a platform may refuse, if it does so clearly.
+MAY_BE_REFUSED = ("encoder-decoder",)
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_tokens(kit, kit_engines, model):
+    """Greedy, float32, token for token; prompts in chunks, pages used by several requests."""
+    result = kit_engines.run(Job(model))
+    if result.status == "skipped":
+        pytest.skip(result.error)
+    if result.is_refusal and model in MAY_BE_REFUSED:
+        pytest.skip(f"refused: {result.error}")
+    if result.status == "died":
+        kit.report([Finding("MODEL_CRASH", f"{model} model", result.error)])
+    if result.status != "ran":
+        what = f"{result.error_type}: {result.error}"
+        kit.report([Finding("MODEL_START", f"{model} model", what)])
+    kit.report(Finding("MODEL_TOKENS", f"{model} model", what) for what in differences(result))
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_caches(kit, kit_engines, model):
+    """Each layer has its own cache, laid out as declared and used so; none harms another."""
+    result = kit_engines.run(Job(model))
+    require(result, "the model does not run")
+    kit.note(*result.notes)
+    kit.draw(result.drawing)
+    kit.report(Finding(*one) for one in result.findings if one[0] != "STALE_BYTES")
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_stale_bytes(kit, kit_engines, model):
+    """NaN and Inf in free pages change no token."""
+    result = kit_engines.run(Job(model))
+    require(result, "the model does not run")
+    if any(one[0].startswith(("BINDING", "LAYOUT_S", "ALIGNMENT")) for one in result.findings):
+        pytest.skip("not looked at: the caches themselves are wrong")
+    kit.report(Finding(*one) for one in result.findings if one[0] == "STALE_BYTES")
