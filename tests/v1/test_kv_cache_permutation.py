@@ -10,7 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm.v1.kv_cache_geometry import KVCacheGeometry, PermutedCache, fused_fields, split_fields
+from vllm.v1.kv_cache_geometry import (
+    Dim,
+    KVCacheGeometry,
+    PermutedCache,
+    fused_fields,
+    split_fields,
+)
 from vllm.v1.kv_cache_geometry.permutation import PERMUTATIONS
 
 D = 4
@@ -48,6 +54,30 @@ def test_describing_is_the_inverse_of_planning(order, layers, heads, per_page, o
     described = cache(order, layers, 2 * per_page, heads, 4, per_page, offset)
     pool = described.geometry()
     assert PermutedCache.of([pool.layer(i) for i in range(layers)]) == described
+
+
+@pytest.mark.parametrize("order", PERMUTATIONS)
+def test_gaps_between_layers_and_pages(order):
+    """Layers of another group, or padding, may lie between: strides are then told, as upstream's
+    `KVCacheTensor` tells them, and what holds no gap needs none told."""
+    dense = cache(order).geometry()
+    layer, page = dense.dim("layer").stride, dense.pitch
+    outer, inner = (8, 2) if order.index("L") < order.index("B") else (2, 8)
+    for strides in (
+        {"layer_stride": 2 * layer},
+        {"page_stride": 2 * page},
+        {"layer_stride": outer * layer, "page_stride": inner * page},
+    ):
+        pool = dataclasses.replace(cache(order), **strides).geometry()
+        found = PermutedCache.of([pool.layer(i) for i in range(3)])
+        assert found.geometry() == pool
+        assert order in found.describe() and f"{pool.pitch} bytes apart" in found.describe()
+    alike = dataclasses.replace(cache(order), page_stride=dense.pitch)
+    assert alike.geometry() == dense
+    layers = [alike.geometry().layer(i) for i in range(3)]
+    assert PermutedCache.of(layers).page_stride is None
+    with pytest.raises(ValueError):
+        dataclasses.replace(cache(order), page_stride=dense.pitch // 2).geometry()
 
 
 @pytest.mark.parametrize(("stride_order", "name"), [((0, 2, 1, 3), "LBNHC"), (None, "LBHNC")])
@@ -88,8 +118,16 @@ def test_what_has_no_name_there_is_refused():
     plain = planned((4, 2, 8, 2 * D))
     with pytest.raises(ValueError, match="K and V are a dimension of their own"):
         PermutedCache.of([planned((4, 2, 8, 2, D), roles=("block", "kv", "token", "head", "content"))])
-    with pytest.raises(ValueError, match="gaps"):
-        PermutedCache.of([planned((4, 2, 8, 2 * D), pitch=1024)])
+    apart = Dim("token", 8, 2 * plain.dim("token").stride)
+    gaps = dataclasses.replace(
+        planned((4, 2, 8, 2 * D), pitch=2048),
+        dims=tuple(
+            {"token": apart, "head": Dim("head", 2, 1024)}.get(dim.role, dim)
+            for dim in planned((4, 2, 8, 2 * D), pitch=2048).dims
+        ),
+    )
+    with pytest.raises(ValueError, match="gaps inside its pages"):
+        PermutedCache.of([gaps])
     with pytest.raises(ValueError, match="none of LBHNC"):
         PermutedCache.of([planned((4, 2, 8, 2 * D), order=(2, 0, 1, 3))])
     with pytest.raises(ValueError, match="layer 1 is not like the first"):

@@ -13,11 +13,13 @@ A cache of either era is one geometry, so it is described, and copied part by pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from .dims import Dim
 from .fields import Field
 from .geometry import KVCacheGeometry
+from .support import exact_div, get_dtype_size
 
 ROLE_OF_LETTER = {"L": "layer", "B": "block", "H": "head", "N": "token", "C": "content"}
 PERMUTATIONS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
@@ -26,7 +28,7 @@ _LOGICAL = "LBHNC"
 
 @dataclass(frozen=True, slots=True)
 class PermutedCache:
-    """A dense cache of that era.
+    """A cache of that era.
 
     Attributes:
         order: one of `PERMUTATIONS`, from the slowest dimension in memory to the fastest.
@@ -35,6 +37,8 @@ class PermutedCache:
         fields: what the content holds, see `Field`.
         offset: bytes before it in its allocation.
         kernel_blocks_per_page: kernel blocks that make one of the manager's pages.
+        layer_stride, page_stride: bytes from layer to layer and from page to page, which upstream's
+            `KVCacheTensor` calls `layer_stride` and `block_stride`; None: without gaps.
 
     Raises:
         ValueError: the order is none of the six.
@@ -46,6 +50,8 @@ class PermutedCache:
     fields: tuple[Field, ...]
     offset: int = 0
     kernel_blocks_per_page: int = 1
+    layer_stride: int | None = None
+    page_stride: int | None = None
 
     def __post_init__(self) -> None:
         if self.order not in PERMUTATIONS:
@@ -55,22 +61,48 @@ class PermutedCache:
         """All layers as one geometry; `.layer(i)` is one of them.
 
         Raises:
-            ValueError: kernel blocks do not fill pages, or the fields the content.
+            ValueError: kernel blocks do not fill pages, or the fields the content; a stride is too
+                small for what lies inside it.
         """
         pages, rest = divmod(self.shape[1], self.kernel_blocks_per_page)
         if rest:
             raise ValueError(
                 f"{self.shape[1]} kernel blocks do not make pages of {self.kernel_blocks_per_page}"
             )
-        return KVCacheGeometry.plan(
-            tuple(ROLE_OF_LETTER[letter] for letter in _LOGICAL),
-            self.shape,
-            tuple(_LOGICAL.index(letter) for letter in self.order),
+        strides = self._strides()
+        return KVCacheGeometry(
+            tuple(
+                Dim(ROLE_OF_LETTER[letter], size, strides[letter])
+                for letter, size in zip(_LOGICAL, self.shape)
+            ),
             self.dtype,
+            self.offset,
             pages,
-            offset=self.offset,
-            kernel_blocks_per_page=self.kernel_blocks_per_page,
-            fields=self.fields,
+            self.kernel_blocks_per_page,
+            self.fields,
+        )
+
+    def _strides(self) -> dict[str, int]:
+        """Bytes, by letter; from the fastest dimension on, each spans those inside it."""
+        sizes = dict(zip(_LOGICAL, self.shape))
+        given = {"L": self.layer_stride, "B": self.page_stride}
+        strides, step = {}, get_dtype_size(self.dtype)
+        for letter in reversed(self.order):
+            stride = given.get(letter)
+            if stride is not None and letter == "B":
+                stride = exact_div(stride, self.kernel_blocks_per_page)
+            strides[letter] = step if stride is None else stride
+            step = sizes[letter] * strides[letter]
+        return strides
+
+    def describe(self) -> str:
+        """One line for logs and errors."""
+        names = "layers", "blocks", "heads", "tokens", "content"
+        shape = ", ".join(f"{name} {size}" for name, size in zip(names, self.shape))
+        pool = self.geometry()
+        return (
+            f"{self.order} ({shape}) {self.dtype}, layers {pool.dim('layer').stride} and "
+            f"{pool.num_pages} pages {pool.pitch} bytes apart, from byte {self.offset}"
         )
 
     @classmethod
@@ -78,23 +110,25 @@ class PermutedCache:
         """What later releases call the caches of these layers, which lie in one allocation.
 
         Raises:
-            ValueError: they call it nothing: K and V are a dimension of their own, there are gaps,
-                layers are unlike or not evenly spaced, or the order is none of the six. The message
-                says which.
+            ValueError: they call it nothing: K and V are a dimension of their own, there are gaps
+                inside pages, layers are unlike or not evenly spaced, or the order is none of the six.
+                The message says which.
         """
         pool = _pool(layers)
-        order = _order(pool)
-        found = cls(
-            order,
+        dense = cls(
+            _order(pool),
             tuple(pool.dim(ROLE_OF_LETTER[letter]).size for letter in _LOGICAL),
             pool.dtype,
             pool.fields,
             pool.offset,
             pool.kernel_blocks_per_page,
         )
-        if _strides(found.geometry()) != _strides(pool):
-            raise ValueError(f"there are gaps between pages or layers: {pool.describe()}")
-        return found
+        by_layer, by_page = pool.dim("layer").stride, pool.pitch
+        for layer_stride, page_stride in product((None, by_layer), (None, by_page)):
+            found = replace(dense, layer_stride=layer_stride, page_stride=page_stride)
+            if _has_strides_of(found, pool):
+                return found
+        raise ValueError(f"there are gaps inside its pages: {pool.describe()}")
 
 
 def _pool(layers: Sequence[KVCacheGeometry]) -> KVCacheGeometry:
@@ -137,5 +171,9 @@ def _order(pool: KVCacheGeometry) -> str:
     raise ValueError(f"memory is in none of {', '.join(PERMUTATIONS)}: {pool.describe()}")
 
 
-def _strides(geometry: KVCacheGeometry) -> list[tuple[str, int]]:
-    return [(dim.role, dim.stride) for dim in geometry.dims if dim.size > 1]
+def _has_strides_of(cache: PermutedCache, pool: KVCacheGeometry) -> bool:
+    strides = cache._strides()
+    return all(
+        pool.dim(role).size == 1 or pool.dim(role).stride == strides[letter]
+        for letter, role in ROLE_OF_LETTER.items()
+    )
