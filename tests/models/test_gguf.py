@@ -6,11 +6,25 @@ The files are written as llama.cpp's converter does; the tensors' names are thos
 
 from __future__ import annotations
 
+import dataclasses
+
 import gguf
 import numpy as np
 import pytest
+import torch
 from tests.models.test_tiny import make_llm, run
-from tests.models.tiny import NATIVE, VOCAB_SIZE, Family, generate, make_model, make_prompts
+from tests.models.tiny import (
+    NATIVE,
+    NUM_NEW_TOKENS,
+    VOCAB_SIZE,
+    Family,
+    generate,
+    make_model,
+    make_prompts,
+)
+
+from vllm.model_executor.layers.cpu_ops.quant_packing import dequantize, unpack_blocks
+from vllm.model_executor.layers.quantization.parameter import QuantizedParameter
 
 GEMMA3 = Family(
     "gemma3_text",
@@ -48,7 +62,8 @@ def stored(name: str, weight: np.ndarray, config, architecture: str) -> np.ndarr
     return weight
 
 
-def write(path, model, arch: gguf.MODEL_ARCH) -> None:
+def write(path, model, arch: gguf.MODEL_ARCH, kind: str | None = None) -> None:
+    """`kind`: the type of matrices whose rows it fits."""
     name, config = gguf.MODEL_ARCH_NAMES[arch], model.config
     writer = gguf.GGUFWriter(str(path), name)
     writer.add_block_count(config.num_hidden_layers)
@@ -75,7 +90,11 @@ def write(path, model, arch: gguf.MODEL_ARCH) -> None:
             continue
         weight = stored(hf_name, tensor.numpy(), config, name)
         gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
-        writer.add_tensor(gguf_name, np.ascontiguousarray(weight))
+        if kind and weight.ndim == 2 and weight.shape[1] % 32 == 0:
+            as_kind = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(gguf_name, gguf.quants.quantize(weight, as_kind), raw_dtype=as_kind)
+        else:
+            writer.add_tensor(gguf_name, np.ascontiguousarray(weight))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -90,3 +109,32 @@ def test_gguf(name, tmp_path):
     write(tmp_path / "model.gguf", model, arch)
     expected = generate(model, make_prompts())
     assert run(make_llm(tmp_path / "model.gguf"), make_prompts()) == expected
+
+
+def packed_values(model) -> dict:
+    """float32 values of the weights that are kept quantised, by name."""
+    return {
+        name: dequantize(unpack_blocks(parameter.data, parameter.format), parameter.format)
+        for name, parameter in model.named_parameters()
+        if isinstance(parameter, QuantizedParameter) and parameter.format is not None
+    }
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("name", CASES)
+def test_kept_as_they_are(name, kind, tmp_path):
+    """`--quantization gguf`: every linear layer and table has the file's values, in its place, as the
+    unpacked model has them. Guards against rows moved or turned once they are blocks."""
+    arch, family = CASES[name]
+    sizes = dict(hidden_size=64, intermediate_size=96, num_attention_heads=8)
+    family = dataclasses.replace(family, config={**family.config, **sizes})
+    write(tmp_path / "model.gguf", make_model(family, tmp_path / "hf"), arch, kind)
+    kept = make_llm(tmp_path / "model.gguf", quantization="gguf")
+    (values,) = kept.apply_model(packed_values)
+    (expected,) = make_llm(tmp_path / "model.gguf").apply_model(
+        lambda model: {name: p.data for name, p in model.named_parameters() if p.dim() == 2}
+    )
+    not_kept = {"transformer.wpe.weight"} if name == "gpt2" else set()
+    assert values.keys() == expected.keys() - not_kept
+    assert all(torch.equal(value, expected[name]) for name, value in values.items())
+    assert all(len(tokens) == NUM_NEW_TOKENS for tokens in run(kept, make_prompts()))

@@ -59,7 +59,8 @@ class ModelConfig:
     """Longest request in tokens, prompt and output. Left out: the model's; -1: the model's, or what
     the KV cache can hold if that is less."""
     quantization: str | None = None
-    """How weights are quantised; left out: as the checkpoint says."""
+    """Weights of fewer bits, on a CPU. int8, int4: any checkpoint's, quantised as they are loaded;
+    gguf: a GGUF file's as they are in it. Left out: the model's dtype, GGUF files unpacked into it."""
     enforce_eager: bool = False
     """Compile nothing and record no graphs where the platform would."""
     max_logprobs: int = Field(default=20, ge=-1)
@@ -140,15 +141,34 @@ class ModelConfig:
         self.max_model_len = current_platform.check_max_model_len(self.max_model_len)
 
     def _verify_quantization(self) -> None:
+        from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
         from vllm.platforms import current_platform
 
         current_platform.verify_quantization(self.quantization)
-        is_gguf = self.quantization == "gguf" and self.model.endswith(".gguf")
-        # A platform that names methods brings them along; of our own there is none.
-        if not is_gguf and self.quantization not in current_platform.supported_quantization:
+        # A platform that names methods has them, ours or its own.
+        if self.quantization not in current_platform.supported_quantization:
             raise ValueError(
-                f"quantization {self.quantization!r} is not supported; supported: GGUF files, whose "
-                "weights say themselves how they are quantised: leave the flag out"
+                f"quantization {self.quantization!r} is not supported on "
+                f"{current_platform.device_name}; supported: none (a GGUF file's weights are "
+                "unpacked as they are read): leave the flag out"
+            )
+        if self.quantization in QUANTIZATION_METHODS:
+            self._verify_own_quantization()
+
+    def _verify_own_quantization(self) -> None:
+        from vllm.model_executor.models.registry import ModelRegistry
+
+        if self.quantization == "gguf" and not self.model.endswith(".gguf"):
+            raise ValueError(
+                f"quantization 'gguf' keeps a GGUF file's weights as they are, and {self.model} is "
+                "none; int8 and int4 quantise any checkpoint's"
+            )
+        architecture = ModelRegistry.check_supported(self.architectures, self)
+        if self.model_impl == "transformers" or architecture not in ModelRegistry.models:
+            raise ValueError(
+                f"quantization {self.quantization!r} is not supported for {architecture} with "
+                "Transformers' code; supported: the project's own models "
+                f"({', '.join(sorted(ModelRegistry.models))})"
             )
 
     @field_validator("dtype", mode="before")
@@ -320,7 +340,13 @@ class ModelConfig:
 
     def compute_hash(self) -> str:
         """A digest of what changes the compiled computation."""
-        return hash_factors({"config": self.hf_config_dict, "dtype": self.dtype})
+        return hash_factors(
+            {
+                "config": self.hf_config_dict,
+                "dtype": self.dtype,
+                "quantization": self.quantization,
+            }
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         made_on_use = ("hf_config", "hf_text_config")

@@ -23,6 +23,11 @@ from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.utils import config, hash_factors, seal
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization import (
+    QUANTIZATION_METHODS,
+    QuantizationConfig,
+    get_quantization_config,
+)
 
 logger = init_logger(__name__)
 T = TypeVar("T")
@@ -62,8 +67,8 @@ class VllmConfig:
     """Name of this engine; made up if left out."""
     shutdown_timeout: int = Field(default=0, ge=0)
     """Seconds that running requests get to finish when the server is told to stop."""
-    quant_config: None = field(default=None, init=False)
-    """No weight quantisation is supported yet."""
+    quant_config: QuantizationConfig | None = field(default=None, init=False)
+    """How the model's layers keep their weights; set by the constructor. None: in its dtype."""
     lora_config: None = field(default=None, init=False)
     """No LoRA adapters are supported."""
 
@@ -78,6 +83,7 @@ class VllmConfig:
             )
         if self.model_config is not None:
             self._update_for_model(self.model_config)
+            self.quant_config = self.get_quantization_config(self.model_config, self.load_config)
             self.cache_config.sliding_window = self.model_config.get_sliding_window()
             self.scheduler_config.verify_max_model_len(self.model_config.max_model_len)
         if self.scheduler_config.disable_hybrid_kv_cache_manager is None:
@@ -88,6 +94,15 @@ class VllmConfig:
         if self.cache_config.block_size is None:
             self.cache_config.block_size = CacheConfig.DEFAULT_BLOCK_SIZE
         self._resolve_cudagraph_mode()
+
+    @staticmethod
+    def get_quantization_config(
+        model_config: ModelConfig, load_config: LoadConfig
+    ) -> QuantizationConfig | None:
+        """The config of the quantisation that the model's config names, if it is one of ours."""
+        if model_config.quantization not in QUANTIZATION_METHODS:
+            return None
+        return get_quantization_config(model_config.quantization)()
 
     def _resolve_cudagraph_mode(self) -> None:
         from vllm.platforms import current_platform

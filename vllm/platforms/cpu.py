@@ -61,6 +61,7 @@ class CpuPlatform(Platform):
     dispatch_key = "CPU"
     dist_backend = "gloo"
     device_control_env_var = "CPU_VISIBLE_MEMORY_NODES"
+    supported_quantization = ["int8", "int4", "gguf"]
 
     @classmethod
     def _preferred_dtype_names(cls) -> list[str]:

@@ -64,7 +64,7 @@ def test_which_sizes_are_packed():
         assert not fills_panels(*size)
 
 
-@pytest.mark.parametrize(("fmt", "bound"), [(INT8, 0.0056), (INT4, 0.086)], ids=str)
+@pytest.mark.parametrize(("fmt", "bound"), [(INT8, 0.0056), (INT4_MIN, 0.077)], ids=str)
 def test_rounding_of_weights(fmt, bound):
     """Each value goes to the nearest code that there is, zeros stay zeros, and the whole error is no
     more than measured: guards against a scale that wastes codes."""
@@ -77,11 +77,25 @@ def test_rounding_of_weights(fmt, bound):
     values = dequantize(blocks, fmt)
     scale = blocks[..., :2].contiguous().view(torch.float16).float().abs()
     error = (values - weight).abs().view(64, 10, 32)
-    edge = 0 if fmt is INT8 else 2  # int4 may cut the largest magnitudes off
+    edge = 0 if fmt is INT8 else 1  # 4 bits may cut the least and the largest values off
     assert (error <= scale * (0.51 + edge)).all()
     assert not values[3].any() and values[4].abs().max() < 1e-6
     plain = [i for i in range(64) if i not in (3, 4, 5)]
     assert (values - weight)[plain].norm() <= bound * weight[plain].norm()
+
+
+def test_what_fits_is_kept():
+    """Values that have codes are those codes: weights that were quantised once lose nothing more."""
+    blocks = random_blocks(INT4_MIN, 64, 320)
+    blocks[..., 1] &= 0x7F  # scales are positive
+    blocks[..., 4:6] = 0xF0  # each group has its least and its largest code
+    values = dequantize(blocks, INT4_MIN)
+    assert torch.equal(dequantize(quantize(values, INT4_MIN), INT4_MIN), values)
+
+
+def test_four_bits_without_a_minimum_come_from_files():
+    with pytest.raises(ValueError, match="nothing is quantised to int4$"):
+        quantize(torch.zeros(32, 32), INT4)
 
 
 @each_kernel

@@ -12,6 +12,7 @@ from torch import nn
 
 from vllm.logger import init_logger
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.quantization.parameter import report_weights
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.model_loader.weight_utils import describe_names
 from vllm.model_executor.models.interfaces import ChecksAfterLoading
@@ -52,6 +53,8 @@ class BaseModelLoader(ABC):
         self.load_weights(model, model_config)
         loaded = time.monotonic()
         process_weights_after_loading(model, dtype)
+        if vllm_config.quant_config is not None:
+            report_weights(model, vllm_config.quant_config.get_name())
         if isinstance(model, ChecksAfterLoading):
             model.check_after_loading()
         logger.debug(

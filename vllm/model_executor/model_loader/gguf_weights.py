@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gguf.constants import GGMLQuantizationType
 from tqdm import tqdm
 
+from vllm.model_executor.layers.cpu_ops.quant_format import INT8
 from vllm.model_executor.model_loader.gguf_dequant import dequantize, quantization_type, raw_rows
 from vllm.transformers_utils.gguf_config import ROPE_FACTORS_TENSOR, gguf_architecture
 from vllm.transformers_utils.gguf_reader import GGUFFile, GGUFTensorInfo
@@ -62,6 +64,14 @@ _GPT2_LAYER_NAMES = {
 }
 # GPT-2's checkpoints keep these transposed, llama.cpp does not.
 _GPT2_TRANSPOSED = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+# Types that layers keep, and the tensors that are layers' weights.
+_KEPT_TYPES = (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1)
+_KEPT_NAMES = tuple(
+    f"{name}.weight"
+    for name in (
+        "token_embd output attn_q attn_k attn_v attn_qkv attn_output ffn_gate ffn_up ffn_down"
+    ).split()
+)
 # Tensors that hold no weights: rope tables are worked out from the config.
 _NOT_WEIGHTS = (ROPE_FACTORS_TENSOR, ".attn_rot_embd.weight")
 
@@ -123,8 +133,20 @@ def _unpermute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _load(file: GGUFFile, info: GGUFTensorInfo, num_heads: int, dtype: torch.dtype) -> torch.Tensor:
+def _layer_blocks(kind: GGMLQuantizationType, rows: np.ndarray) -> torch.Tensor:
+    """Raw rows as layers keep them: GGUF's blocks, but the signed codes of Q8_0 counted from -128."""
+    kept = np.array(rows)
+    if kind is GGMLQuantizationType.Q8_0:
+        kept.reshape(-1, INT8.block_bytes)[:, INT8.header_bytes :] ^= 0x80
+    return torch.from_numpy(kept)
+
+
+def _load(
+    file: GGUFFile, info: GGUFTensorInfo, num_heads: int, dtype: torch.dtype, keep_blocks: bool
+) -> torch.Tensor:
     kind, rows = quantization_type(file, info), raw_rows(file, info)
+    if keep_blocks and kind in _KEPT_TYPES and info.name.endswith(_KEPT_NAMES):
+        return _layer_blocks(kind, _unpermute_rows(rows, num_heads) if num_heads else rows)
     if not num_heads:
         return dequantize(kind, rows, info.shape, dtype)
     if len(info.shape) == 1:  # a bias: its elements are the rows
@@ -134,9 +156,12 @@ def _load(file: GGUFFile, info: GGUFTensorInfo, num_heads: int, dtype: torch.dty
 
 
 def gguf_weights_iterator(
-    file: GGUFFile, dtype: torch.dtype, use_tqdm_on_load: bool = True
+    file: GGUFFile, dtype: torch.dtype, use_tqdm_on_load: bool = True, keep_blocks: bool = False
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """(Hugging Face name, weight of `dtype`) of every tensor, in the file's order.
+
+    With `keep_blocks`, weights of layers that are of type Q8_0, Q4_0 or Q4_1 come as they are: uint8
+    rows of blocks.
 
     Names that are not known come as they are, so that the model refuses them by name. Raises
     GGUFError before the first tensor when one is of a type that is not supported.
@@ -149,7 +174,8 @@ def gguf_weights_iterator(
     ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="gguf") as pool:
         for info in progress:
-            ahead.append((info.name, pool.submit(_load, file, info, heads.of(info.name), dtype)))
+            loading = pool.submit(_load, file, info, heads.of(info.name), dtype, keep_blocks)
+            ahead.append((info.name, loading))
             if len(ahead) > _TENSORS_AHEAD:
                 yield _named(*ahead.popleft(), file.architecture)
         while ahead:

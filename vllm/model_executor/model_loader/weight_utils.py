@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
+from vllm.model_executor.layers.quantization.parameter import QuantizedParameter
 
 logger = init_logger(__name__)
 
@@ -120,7 +121,11 @@ def initialize_dummy_weights(
     Small values, so that nothing overflows however deep the model is.
     """
     for name, parameter in model.named_parameters():
-        initialize_single_dummy_weight(parameter, low, high, _seed_of(name, seed))
+        is_quantized = isinstance(parameter, QuantizedParameter)
+        target = parameter.stage(parameter.plain_dtype) if is_quantized else parameter
+        initialize_single_dummy_weight(target, low, high, _seed_of(name, seed))
+        if is_quantized:
+            parameter.finish()
 
 
 def _seed_of(name: str, seed: int) -> int:

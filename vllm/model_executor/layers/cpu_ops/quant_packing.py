@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from .quant_format import GROUP, PANEL, QuantFormat
+from .quant_format import GROUP, INT4_MIN, INT8, PANEL, QuantFormat
 
 _ROWS_AT_A_TIME = 2048
 _LEAST_SCALE, _MOST_SCALE = 2.0**-24, 65504.0  # of float16
-# Scales of 4 bits to try, in parts of the one that reaches the largest magnitude.
-_CANDIDATES = (1.0, 0.92, 0.84)
 
 
 def fills_panels(num_outputs: int, num_inputs: int) -> bool:
@@ -26,59 +24,63 @@ def fills_panels(num_outputs: int, num_inputs: int) -> bool:
 def quantize(weight: torch.Tensor, fmt: QuantFormat) -> torch.Tensor:
     """A weight (N, K) to blocks uint8 (N, K / GROUP, block_bytes), rounded to the nearest code.
 
-    int8: the scale is the largest magnitude over 127. int4: it puts the largest magnitude at -8, or
-    is one of a few smaller ones, whichever has the least squared error.
+    int8: the scale is the largest magnitude over 127. int4_min: codes reach from the least value to
+    the largest; where the line of least squares through those codes has a smaller error, it is that.
+
+    Raises:
+        ValueError: the format is int4, which comes from files alone.
     """
+    if fmt not in _QUANTIZERS:
+        raise ValueError(f"nothing is quantised to {fmt.name}")
     n, k = weight.shape
     blocks = torch.empty(n, k // GROUP, fmt.block_bytes, dtype=torch.uint8)
     for first in range(0, n, _ROWS_AT_A_TIME):
         rows = weight[first : first + _ROWS_AT_A_TIME].float().view(-1, k // GROUP, GROUP)
-        into = blocks[first : first + _ROWS_AT_A_TIME]
-        if fmt.bits == 8:
-            _quantize8(rows, fmt, into)
-        else:
-            _quantize4(rows, fmt, into)
+        _QUANTIZERS[fmt](rows, blocks[first : first + _ROWS_AT_A_TIME])
     return blocks
 
 
 def _float16_scale(scale: torch.Tensor) -> torch.Tensor:
-    """float32 scales as float16 keeps them, none of them 0."""
-    sign = torch.where(scale < 0, -1.0, 1.0)
-    return (scale.abs().clamp_(_LEAST_SCALE, _MOST_SCALE) * sign).half()
+    """float32 scales, not negative, as float16 keeps them, none of them 0."""
+    return scale.clamp(_LEAST_SCALE, _MOST_SCALE).half()
 
 
-def _codes(rows: torch.Tensor, scale: torch.Tensor, fmt: QuantFormat) -> torch.Tensor:
-    """float32 codes of values (N, groups, GROUP) by scales (N, groups, 1)."""
-    zero = fmt.zero_code
-    low = 1 if fmt.bits == 8 else 0  # int8 is symmetric
-    return (rows / scale).round_().add_(zero).clamp_(low, 2 * zero - 1)
-
-
-def _quantize8(rows: torch.Tensor, fmt: QuantFormat, into: torch.Tensor) -> None:
+def _quantize8(rows: torch.Tensor, into: torch.Tensor) -> None:
     scale = _float16_scale(rows.abs().amax(-1, keepdim=True) / 127)
-    into[..., : fmt.header_bytes] = scale.view(torch.uint8)
-    into[..., fmt.header_bytes :] = _codes(rows, scale.float(), fmt).to(torch.uint8)
+    codes = (rows / scale.float()).round_().add_(INT8.zero_code)
+    into[..., : INT8.header_bytes] = scale.view(torch.uint8)
+    into[..., INT8.header_bytes :] = codes.clamp_(1, 255).to(torch.uint8)  # symmetric
 
 
-def _quantize4(rows: torch.Tensor, fmt: QuantFormat, into: torch.Tensor) -> None:
-    where = rows.abs().argmax(-1, keepdim=True)
-    widest = rows.gather(-1, where) / -8
-    best_error = best_scale = best_codes = None
-    for part in _CANDIDATES:
-        scale = _float16_scale(widest * part)
-        codes = _codes(rows, scale.float(), fmt)
-        error = ((codes - fmt.zero_code) * scale.float() - rows).square_().sum(-1, keepdim=True)
-        if best_error is None:
-            best_error, best_scale, best_codes = error, scale, codes
-            continue
-        better = error < best_error
-        best_error = torch.where(better, error, best_error)
-        best_scale = torch.where(better, scale, best_scale)
-        best_codes = torch.where(better, codes, best_codes)
-    codes = best_codes.to(torch.uint8)
+def _quantize4_min(rows: torch.Tensor, into: torch.Tensor) -> None:
+    least, most = rows.aminmax(dim=-1, keepdim=True)
+    header, codes, error = _round4(rows, (most - least) / 15, least)
+    header2, codes2, error2 = _round4(rows, *_fit_line(rows, codes))
+    better = error2 < error
+    codes = torch.where(better, codes2, codes).to(torch.uint8)
     half = GROUP // 2
-    into[..., : fmt.header_bytes] = best_scale.view(torch.uint8)
-    into[..., fmt.header_bytes :] = codes[..., :half] | (codes[..., half:] << 4)
+    into[..., : INT4_MIN.header_bytes] = torch.where(better, header2, header).view(torch.uint8)
+    into[..., INT4_MIN.header_bytes :] = codes[..., :half] | (codes[..., half:] << 4)
+
+
+def _round4(rows: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> tuple:
+    """(float16 scale and minimum, float32 codes, squared error) of groups in the last dimension."""
+    scale, minimum = _float16_scale(scale), minimum.clamp(-_MOST_SCALE, _MOST_SCALE).half()
+    wide_scale, wide_minimum = scale.float(), minimum.float()
+    codes = ((rows - wide_minimum) / wide_scale).round_().clamp_(0, 15)
+    error = (codes * wide_scale).add_(wide_minimum).sub_(rows).square_().sum(-1, keepdim=True)
+    return torch.cat((scale, minimum), dim=-1), codes, error
+
+
+def _fit_line(rows: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scale, minimum) of the least squares of scale * code + minimum - value."""
+    mean_code, mean = codes.mean(-1, keepdim=True), rows.mean(-1, keepdim=True)
+    spread = codes - mean_code
+    scale = (spread * rows).sum(-1, keepdim=True) / spread.square().sum(-1, keepdim=True).clamp_(1)
+    return scale, mean - scale * mean_code
+
+
+_QUANTIZERS = {INT8: _quantize8, INT4_MIN: _quantize4_min}
 
 
 def pack_blocks(blocks: torch.Tensor, fmt: QuantFormat) -> torch.Tensor:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a layer keeps its weights and multiplies with them."""
+"""How a layer keeps its weights and multiplies with them. Imports no torch: configs hold it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 
 class QuantizeMethodBase(ABC):
