@@ -51,6 +51,11 @@ def test_bench_alone_lists_the_benchmarks():
             ["latency", "--compare", "transformers", "--enable-prefix-caching"],
             "--enable-prefix-caching",
         ),
+        (["compare", "--resume"], "--output-json"),
+        (["compare", "--json", "--markdown"], "give one of them"),
+        (["compare", "--time-limit", "0"], "--time-limit must be more than 0"),
+        (["compare", "--workload", "b9"], "bart32"),
+        (["compare", "--precision", "int8", "--quantization", "int4"], "different things"),
         (["throughput", "--num-prompts", "0"], "--num-prompts must be at least 1"),
         (["throughput", "--dataset-name", "sonnet"], "random"),
     ],
@@ -76,7 +81,7 @@ def model_path(tmp_path_factory) -> str:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=256,
         tie_word_embeddings=False,
     )
     path = tmp_path_factory.mktemp("llama")
@@ -122,6 +127,36 @@ def test_throughput_alone(model_path):
 @pytest.mark.slow
 def test_too_long_is_refused(model_path):
     """Exit status 1 and one line that names the flags."""
-    done = vllm("bench", "latency", *common(model_path), "--input-len", "100", "--output-len", "29")
+    done = vllm("bench", "latency", *common(model_path), "--input-len", "228", "--output-len", "29")
     assert done.returncode == 1 and done.stdout == ""
-    assert "--input-len 100 and --output-len 29" in done.stderr.splitlines()[-1]
+    assert "--input-len 228 and --output-len 29" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_compare(model_path, tmp_path):
+    """Two engines that run and one that cannot; the file is enough to go on from and to print."""
+    file, chart = tmp_path / "results.json", tmp_path / "chart.svg"
+    peers = "--peers transformers upstream --peer-cache dynamic --max-model-len 256".split()
+    shape = ["--workload", "s1", "--num-iters", "2", "--output-json", str(file)]
+    flags = [*common(model_path), *peers, *shape]
+    done = vllm("bench", "compare", *flags, "--plot", str(chart), timeout=400)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert json.loads(file.read_text()) == result and "<svg" in chart.read_text()
+    assert "--upstream-python" in result["left_out"]["upstream"]
+    (task,) = result["tasks"]
+    assert task["bound_tokens_per_second"] > 0 and task["bounds"]["read_bytes_per_s"] > 0
+    ours, peer = task["engines"]
+    assert (ours["engine"], peer["engine"]) == ("vllm", "transformers")
+    assert len(ours["seconds"]) == len(peer["first_seconds"]) == 2
+    assert peer["same_first_tokens_as_ours"] == 1  # float32, one model
+    again = vllm("bench", "compare", *flags, "--resume", timeout=400)
+    assert json.loads(again.stdout) == result, again.stderr
+    printed = vllm("bench", "compare", "--from-json", str(file), "--markdown")
+    assert "| s1 (decode) |" in printed.stdout, printed.stderr
+
+
+def test_compare_of_a_wrong_file(tmp_path):
+    done = vllm("bench", "compare", "--from-json", str(tmp_path / "none.json"))
+    assert done.returncode == 1 and done.stdout == ""
+    assert "none.json" in done.stderr and done.stderr.count("\n") == 1

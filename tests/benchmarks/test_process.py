@@ -82,7 +82,8 @@ def test_engine_that_fails_later(fault, message):
 def test_engine_that_never_answers():
     """Guards against a run that waits for ever: the engine is ended and the others go on."""
     failed = {}
-    specs = [CannedSpec("hangs", "hangs in run"), CannedSpec("b"), CannedSpec("c", "raises in build")]
+    faults = {"hangs": "hangs in run", "b": "", "c": "raises in build"}
+    specs = [CannedSpec(name, fault) for name, fault in faults.items()]
     with engine_processes(specs, failed.__setitem__, timeout_s=0.5) as (hangs, other):
         with pytest.raises(EngineFailed, match="hangs gave no answer within 0.5 s"):
             hangs.run(WORKLOAD)

@@ -128,7 +128,8 @@ def test_goals_of_measures():
 
 
 def test_bound_of_a_run():
-    """By hand: prompts at the fastest product's rate, then steps that wait for memory or products."""
+    """By hand: prompts at the fastest product's rate, then steps that wait for memory or
+    products."""
     one = Workload((tuple(range(10)),), 11)
     prompt = max(2 * (10 * 4e8 + 1e8) / 9e11, 1e9 / 50e9)
     step = max((1e9 + (10 + 5.5) * 1000) / 50e9, 2 * 5e8 / 2e11)

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -159,7 +159,7 @@ def _peak_bytes(pid: int) -> int:
 
 @contextmanager
 def engine_processes(
-    specs: Sequence[BenchEngineSpec],
+    specs: Iterable[BenchEngineSpec],
     on_failure: Callable[[str, str], None] | None = None,
     timeout_s: float | None = None,
     on_step: Callable[[str], None] = lambda what: None,

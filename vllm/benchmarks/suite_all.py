@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -91,24 +91,23 @@ class Suite:
         return make_task(name, config.get_vocab_size(), self._options.engine_args.seed, excluded)
 
     def _run_set(self, engine_set: EngineSet, tasks: Sequence[Task]) -> None:
-        specs = self._specs(engine_set)
-        ours = specs[0].name
-        failed: dict[str, str] = {}
-        timeout_s = self._options.timeout_s
-        with (
-            engine_processes([BoundsSpec()], timeout_s=timeout_s) as (probe,),
-            engine_processes(specs, failed.__setitem__, timeout_s, self._say) as engines,
-        ):
+        specs, failed = self._specs(engine_set), {}
+        needed = [spec.name for spec in specs[:2]]
+        with engine_processes(
+            _while_loaded(specs, needed, failed),
+            failed.__setitem__,
+            self._options.timeout_s,
+            self._say,
+        ) as loaded:
             for name, reason in failed.items():
                 self._leave_out(name, engine_set, reason)
-            size = None
-            if ours not in failed and not engine_set.is_encoder_decoder:
-                size = engines[0].call("model_size")
+            if failed.keys() & needed:
+                self._left -= len(tasks)
+                return
+            probe, *engines = loaded
+            size = None if engine_set.is_encoder_decoder else _model_size(engines[0])
             self._add_ready(engine_set, engines)
             for task in tasks:
-                if ours in failed:
-                    self._left -= 1
-                    continue
                 self._run_task(task, probe, engines, size)
 
     def _run_task(
@@ -144,7 +143,7 @@ class Suite:
         print(measure_text(measured), file=sys.stderr, flush=True)
 
     def _specs(self, engine_set: EngineSet) -> list[BenchEngineSpec]:
-        """Our engine, the peers that can run."""
+        """The probe, our engine, the peers that can run."""
         options = self._options
         precision = engine_set.precision or options.precision
         args = options.engine_args
@@ -163,7 +162,7 @@ class Suite:
             engine_set.is_encoder_decoder,
             options.transformers_cache,
         )
-        specs: list[BenchEngineSpec] = [VllmSpec(args)]
+        specs: list[BenchEngineSpec] = [BoundsSpec(), VllmSpec(args)]
         for name in PEERS if options.peers is None else options.peers:
             reason = missing_reason(name, peer_options)
             if reason is None:
@@ -203,6 +202,25 @@ class Suite:
         limit_s = self._options.time_limit_s
         of_limit = "" if limit_s is None else f" of {limit_s:.0f}"
         logger.info("[%.0f%s s] %s", self._passed_s, of_limit, what)
+
+
+def _while_loaded(
+    specs: Sequence[BenchEngineSpec], needed: Collection[str], failed: Mapping[str, str]
+) -> Iterator[BenchEngineSpec]:
+    """The specs, as long as none that is needed has failed: peers alone would be loaded for
+    nothing."""
+    for spec in specs:
+        if not failed.keys() & needed:
+            yield spec
+
+
+def _model_size(engine: EngineProcess) -> ModelSize | None:
+    """What bounds are reckoned from; without it the figures are there all the same."""
+    try:
+        return engine.call("model_size")
+    except EngineFailed as error:
+        logger.warning("no bound is reckoned: %s", error)
+        return None
 
 
 def _suffix(engine_set: EngineSet) -> str:

@@ -30,7 +30,7 @@ BRIEF_HELP = """\
   --openvino-model DIR        the model as it was exported elsewhere, in its precision
   --num-iters N               rounds; medians count
   --time-limit SECONDS        of the whole run: fewer rounds where they take too long
-  --peer-cache NAME           Transformers' KV cache; left out: the fastest by trial, which takes long
+  --peer-cache NAME           Transformers' KV cache; left out: the fastest by trial: slow
   --output-json FILE          written after each workload; --resume goes on from there
   --json, --markdown, --plot FILE.svg, --from-json FILE"""
 _MAX_MODEL_LEN = 2048

@@ -66,7 +66,9 @@ def _measures(report: SuiteReport) -> Iterable[str]:
         if measured.failure:
             rows.append((measured.workload, "failed", measured.failure, ""))
         for m in measured.measures:
-            against = "" if m.against_value is None else f"{m.against} {m.against_value:.4g} {m.unit}"
+            against = ""
+            if m.against_value is not None:
+                against = f"{m.against} {m.against_value:.4g} {m.unit}"
             ratio = "" if m.ratio is None else f"{m.ratio:.3f}"
             rows.append((m.name, f"{m.value:.4g} {m.unit}", against, ratio))
     return _table(("Measure", "Figure", "Against", "Ratio"), rows)

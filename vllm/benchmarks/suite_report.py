@@ -65,9 +65,8 @@ def _engine_line(result: EngineResult) -> str:
 def _bound_line(task: TaskReport) -> str:
     bounds = task.bounds
     gemm = ", ".join(f"{rate / 1e9:.0f} at {rows} rows" for rows, rate in bounds.gemm_flops_per_s)
-    machine = (
-        f"memory read {bounds.read_bytes_per_s / 1e9:.1f} GB/s, bfloat16 products in GFLOP/s: {gemm}"
-    )
+    read = f"memory read {bounds.read_bytes_per_s / 1e9:.1f} GB/s"
+    machine = f"{read}, bfloat16 products in GFLOP/s: {gemm}"
     if task.bound_tokens_per_second is None or task.weight_bytes is None:
         return f"  {machine}"
     return (
@@ -99,7 +98,8 @@ def goal_line(goal: Goal) -> str:
     """`s1: 90.1, wanted at least 119.1 (1.3 x llama-cpp): missed, 0.76 of it`."""
     bound = "at most" if goal.is_most else "at least"
     end = "reached" if goal.is_reached else f"missed ({goal.share:.2f})"
-    rule = "" if goal.rule in (f"{goal.wanted:g} {goal.unit}", "0.8 of offline") else f" ({goal.rule})"
+    says_no_more = goal.rule in (f"{goal.wanted:g} {goal.unit}", "0.8 of offline")
+    rule = "" if says_no_more else f" ({goal.rule})"
     figures = f"{goal.figure:.4g} {goal.unit}, wanted {bound} {goal.wanted:.4g}{rule}"
     return f"  {goal.name}: {figures}: {end}"
 

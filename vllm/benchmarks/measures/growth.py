@@ -129,7 +129,7 @@ def run(plan: MeasurePlan) -> tuple[Measure, ...]:
 
 
 def _context(plan: MeasurePlan, probe: EngineProcess, engine: EngineProcess) -> Measure:
-    """Extra time of a step at the long context over what reading the extra keys and values takes."""
+    """Extra time of a step at the long context over what reading what is added takes."""
     short, long = (
         random_workload(
             FEW_STREAMS, length - _STEPS, 1, plan.vocab_size, plan.seed, plan.excluded_ids

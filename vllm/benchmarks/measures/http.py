@@ -78,8 +78,8 @@ def _bench_serve(plan: MeasurePlan, port: int, seed: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve",
-            f"--port={port}", *_flags(seed), "--ready-check-timeout-sec=0", "--disable-tqdm", "--save-result",
-            f"--result-dir={folder}", "--result-filename=result.json",
+            f"--port={port}", *_flags(seed), "--ready-check-timeout-sec=0", "--disable-tqdm",
+            "--save-result", f"--result-dir={folder}", "--result-filename=result.json",
         ]  # fmt: skip
         try:
             done = subprocess.run(

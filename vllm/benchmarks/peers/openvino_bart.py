@@ -53,7 +53,8 @@ class OpenVINOBartEngine:
             for part in ("encoder", "decoder")
         )
         self._kv_type = decoder.get_property("KV_CACHE_PRECISION").get_type_name()
-        self._encoder, self._decoder = encoder.create_infer_request(), decoder.create_infer_request()
+        self._encoder = encoder.create_infer_request()
+        self._decoder = decoder.create_infer_request()
 
     def prepare(self, workload: Workload) -> None:
         self.run(Workload(workload.prompts, min(4, workload.output_len)))

@@ -106,7 +106,8 @@ class UpstreamEngine:
         self.run(Workload(workload.prompts, min(4, workload.output_len)))
 
     def run(self, workload: Workload) -> Run:
-        task = {"prompts": [list(ids) for ids in workload.prompts], "output_len": workload.output_len}
+        prompts = [list(ids) for ids in workload.prompts]
+        task = {"prompts": prompts, "output_len": workload.output_len}
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
