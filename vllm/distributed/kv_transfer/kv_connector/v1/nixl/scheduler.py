@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm import envs
@@ -52,6 +52,8 @@ class NixlConnectorScheduler:
         self._to_load: dict[str, RemoteMeta] = {}
         # Requests that a peer keeps pages for, until they are read.
         self._awaited: dict[str, RemoteMeta] = {}
+        # Those of them that peers have not been told of yet.
+        self._new: set[str] = set()
         self._next = NixlConnectorMetadata()
         self._last_heartbeat = 0.0
 
@@ -76,7 +78,7 @@ class NixlConnectorScheduler:
             return
         self._to_load[request.request_id] = remote
         self._awaited[request.request_id] = remote
-        self._last_heartbeat = 0.0  # The next step tells the peer at once.
+        self._new.add(request.request_id)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -127,14 +129,17 @@ class NixlConnectorScheduler:
         """What has come together since the last step."""
         metadata, self._next = self._next, NixlConnectorMetadata()
         now = time.monotonic()
-        if self._awaited and now - self._last_heartbeat >= self.options.heartbeat_seconds:
+        due: Iterable[str] = self._new  # At once, and alone: many may wait already.
+        if now - self._last_heartbeat >= self.options.heartbeat_seconds:
             self._last_heartbeat = now
-            metadata.heartbeats = self._heartbeats()
+            due = self._awaited
+        metadata.heartbeats = self._heartbeats(due)
+        self._new = set()
         return metadata
 
-    def _heartbeats(self) -> dict[PeerKey, HeartbeatInfo]:
+    def _heartbeats(self, request_ids: Iterable[str]) -> dict[PeerKey, HeartbeatInfo]:
         by_peer: dict[PeerKey, set[str]] = {}
-        for remote in self._awaited.values():
+        for remote in (self._awaited[i] for i in request_ids if i in self._awaited):
             by_peer.setdefault(remote.peer_key, set()).add(remote.request_id)
         return {
             peer: HeartbeatInfo(frozenset(ids), peer.host, peer.port)
