@@ -134,7 +134,6 @@ def test_what_was_left_out_fits_what_was_given(model_dir):
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], ["max_num_batched_tokens (32)"]),
         (["--attention-config", '{"bakend": 1}'], ["bakend"]),
         (["-cc", '{"cudagraph_mode": "PIECEWISE"}'], ["'PIECEWISE'", "NONE, FULL_DECODE_ONLY"]),
-        (["-cc", '{"cudagraph_mode": "FULL_DECODE_ONLY"}'], ["cpu has no graphs", "NONE"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else None,
 )
@@ -176,13 +175,28 @@ def test_options_without_effect_warn(model_dir, caplog):
     logging.getLogger("vllm").addHandler(caplog.handler)
     try:
         EngineArgs(
-            model=model_dir, hf_token="x", gpu_memory_utilization=0.5, enforce_eager=True
+            model=model_dir, hf_token="x", gpu_memory_utilization=0.5, enforce_eager=True,
+            compilation_config={"cudagraph_mode": "NONE"},
         ).create_engine_config()
     finally:
         logging.getLogger("vllm").removeHandler(caplog.handler)
     assert "--hf-token has no effect" in caplog.text
     assert "--enforce-eager has no effect" in caplog.text
     assert "--gpu-memory-utilization 0.5 has no effect" in caplog.text
+
+
+def test_decode_steps_are_recorded_unless_told_otherwise(model_dir):
+    """On a CPU, where recording costs next to nothing, it is the default."""
+    modes = {
+        given: EngineArgs(model=model_dir, **options).create_engine_config()
+        .compilation_config.cudagraph_mode.name
+        for given, options in {
+            "nothing": {},
+            "eager": {"enforce_eager": True},
+            "none": {"compilation_config": {"cudagraph_mode": "NONE"}},
+        }.items()
+    }
+    assert modes == {"nothing": "FULL_DECODE_ONLY", "eager": "NONE", "none": "NONE"}
 
 
 def test_config_without_torch(model_dir):
