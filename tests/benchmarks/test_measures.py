@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import time
 
 import psutil
 import pytest
@@ -86,6 +88,14 @@ def test_starts_are_told_apart(monkeypatch):
         "vllm, 1 of 1, cold", "vllm, 1 of 1, warm", "upstream, cold"
     ]  # fmt: skip
     assert starts[0][1] == starts[1][1] != starts[2][1]
+
+
+def test_rounds_end_when_the_time_is_up():
+    """One is done whatever the time; no further one after it."""
+    endless = dataclasses.replace(plan(), num_iters=4)
+    assert list(endless.rounds(3)) == ["1 of 3", "2 of 3", "3 of 3"]
+    late = dataclasses.replace(endless, ends_at=time.perf_counter())
+    assert list(late.rounds()) == ["1 of 4"]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,9 @@ import pytest
 from tests.benchmarks.engines import CannedEngine
 from vllm.benchmarks.bounds import Bounds
 from vllm.benchmarks.peers import common_prefix_len
-from vllm.benchmarks.suite import BART, TASKS, EngineSet, Task, expand_names, make_task
+from vllm.benchmarks.suite import (
+    BART, TASKS, EngineSet, Task, expand_names, make_task, share_of_time,
+)  # fmt: skip
 from vllm.benchmarks.suite_run import run_task
 from vllm.benchmarks.workload import Workload, random_workload
 
@@ -82,6 +84,16 @@ def test_an_engine_that_used_up_its_time_sits_out():
     assert [len(result.seconds) for result in table.results] == [1, 3]
     assert not any(result.failure for result in table.results)
     assert len(table.bounds) == 3
+
+
+def test_time_is_shared_out_whole():
+    """Guards against a run that takes longer than its limit, and one that leaves time unused."""
+    names, left, time_left = sum(expand_names(None), []), [], 1.0
+    for name in names:
+        left = names[names.index(name) :]
+        time_left -= time_left * share_of_time(name, left)
+    assert time_left == pytest.approx(0.0) and left == [names[-1]]
+    assert share_of_time("b64", names) > 4 * share_of_time("s1", names)
 
 
 def test_names_of_workloads():

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vllm.benchmarks.step_profile import StepProfile
     from vllm.engine.arg_utils import EngineArgs
 
+_WARM_UP_TOKENS = 16
+
 
 @dataclass(frozen=True)
 class EngineInfo:
@@ -92,7 +94,7 @@ class VllmEngine:
         self._caches_prefixes = cache_config.enable_prefix_caching
 
     def prepare(self, workload: Workload) -> None:
-        self.run(workload)
+        self.run(Workload(workload.prompts, min(_WARM_UP_TOKENS, workload.output_len)))
 
     def run(self, workload: Workload) -> Run:
         from vllm import SamplingParams, TokensPrompt

@@ -124,8 +124,19 @@ TASKS: dict[str, Maker] = {
 }
 # What is measured of our engine otherwise than by a workload's rate; see measures/.
 MEASURES = ("http", "growth", "ready")
+# About what each takes beside the others, with all peers and few rounds: shares of a time limit.
+_COSTS = {
+    "s1": 2, "b8": 4, "b32": 8, "b64": 16, "prefix": 10, "s1-int8": 2, "s1-int4": 2,
+    "bart1": 2, "bart8": 3, "bart32": 6, "http": 4, "growth": 4, "ready": 8,
+}  # fmt: skip
 _SHORT_FOR = {"bart": ("bart1", "bart8", "bart32")}
 WORKLOAD_NAMES = (*TASKS, *_SHORT_FOR, *MEASURES)
+
+
+def share_of_time(name: str, left: Collection[str]) -> float:
+    """How much of the time that is left a workload or measure may take; `left`: it and the others
+    that are to come."""
+    return _COSTS[name] / sum(_COSTS[other] for other in left)
 
 
 def expand_names(names: Collection[str] | None) -> tuple[list[str], list[str]]:

@@ -19,7 +19,7 @@ from vllm.benchmarks.engine import BenchEngineSpec, VllmSpec
 from vllm.benchmarks.measures import MeasurePlan, run_measure
 from vllm.benchmarks.peers import PEERS, PeerOptions, make_peers, missing_reason
 from vllm.benchmarks.process import EngineFailed, EngineProcess, engine_processes
-from vllm.benchmarks.suite import EngineSet, Task, expand_names, make_task
+from vllm.benchmarks.suite import EngineSet, Task, expand_names, make_task, share_of_time
 from vllm.benchmarks.suite_build import task_report
 from vllm.benchmarks.suite_report import measure_text, task_text
 from vllm.benchmarks.suite_results import Machine, MeasureReport, SuiteReport, to_json
@@ -69,7 +69,7 @@ class Suite:
         )
         self._names = [name for name in names if self.report.task(name) is None]
         self._measures = [name for name in measures if self.report.measured(name) is None]
-        self._left = len(self._names) + len(self._measures)
+        self._left = [*self._names, *self._measures]
 
     def run(self) -> SuiteReport:
         """All that is asked for and not in the report yet."""
@@ -102,7 +102,7 @@ class Suite:
             for name, reason in failed.items():
                 self._leave_out(name, engine_set, reason)
             if failed.keys() & needed:
-                self._left -= len(tasks)
+                self._left = self._left[len(tasks) :]
                 return
             probe, *engines = loaded
             size = None if engine_set.is_encoder_decoder else _model_size(engines[0])
@@ -117,15 +117,14 @@ class Suite:
         engines: Sequence[EngineProcess],
         size: ModelSize | None,
     ) -> None:
-        options, limit_s = self._options, self._time_for_next()
+        options, limit_s = self._options, self._time_for(task.name)
         table = run_task(engines, task, options.num_iters, probe.bounds, self._say, limit_s)
         report = task_report(table, size)
         self._add(tasks=(*self.report.tasks, report))
         print(task_text(report), file=sys.stderr, flush=True)
 
     def _run_measure(self, name: str) -> None:
-        options = self._options
-        self._time_for_next()
+        options, limit_s = self._options, self._time_for(name)
         plan = MeasurePlan(
             engine_args=options.engine_args,
             num_iters=options.num_iters,
@@ -134,6 +133,7 @@ class Suite:
             timeout_s=options.timeout_s,
             on_step=self._say,
             upstream_python=options.upstream_python,
+            ends_at=None if limit_s is None else time.perf_counter() + limit_s,
         )
         try:
             measured = MeasureReport(name, run_measure(name, plan))
@@ -186,13 +186,11 @@ class Suite:
         if self._options.output_json:
             Path(self._options.output_json).write_text(to_json(self.report) + "\n")
 
-    def _time_for_next(self) -> float | None:
-        """Seconds for the workload that begins: what is left, by the workloads that are."""
-        limit_s, left = self._options.time_limit_s, self._left
-        self._left -= 1
-        if limit_s is None:
-            return None
-        return max(limit_s - self._passed_s, 0.0) / max(left, 1)
+    def _time_for(self, name: str) -> float | None:
+        """Seconds for the workload or measure that begins: its share of what is left."""
+        limit_s, share = self._options.time_limit_s, share_of_time(name, self._left)
+        self._left.remove(name)
+        return None if limit_s is None else max(limit_s - self._passed_s, 0.0) * share
 
     @property
     def _passed_s(self) -> float:

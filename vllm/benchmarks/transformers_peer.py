@@ -72,12 +72,14 @@ class TransformersEngine:
 
         torch.compiler.reset()  # code compiled for another shape would be kept, and generalised
         if self._wanted is None:
-            trial = Workload(workload.prompts, min(workload.output_len, _TRIAL_TOKENS))
+            trial = _shortened(workload)
             seconds = {cache: self._try(cache, trial) for cache in PEER_CACHES}
             self._cache = min(seconds, key=seconds.__getitem__)
             if seconds[self._cache] == float("inf"):
                 raise RuntimeError(f"Transformers' generate failed with every cache: {PEER_CACHES}")
-        self.run(workload)
+        # Compiled code is of one length of the cache: that of the whole workload.
+        is_compiled = self._cache == "compiled"
+        self.run(workload if is_compiled else _shortened(workload))
 
     def run(self, workload: Workload) -> Run:
         return self._run(workload, self._cache)
@@ -142,6 +144,10 @@ class TransformersEngine:
             "attention_mask": mask,
             "decoder_input_ids": begin.expand(len(ids), -1),
         }
+
+
+def _shortened(workload: Workload) -> Workload:
+    return Workload(workload.prompts, min(workload.output_len, _TRIAL_TOKENS))
 
 
 def load_model(

@@ -136,15 +136,14 @@ def _context(plan: MeasurePlan, probe: EngineProcess, engine: EngineProcess) -> 
         )
         for length in (SHORT, LONG)
     )
-    rounds = min(plan.num_iters, _MOST_ROUNDS)
     times, reads = [], []
-    for i in range(rounds + 1):
-        what = f"{i} of {rounds}" if i else "warm-up"
-        plan.on_step(f"growth: contexts of {SHORT} and {LONG}, {what}")
-        pair = engine.call("decode_ms", short), engine.call("decode_ms", long)
-        if i:
-            times.append(pair)
-            reads.append(probe.bounds().read_bytes_per_s)
+    plan.on_step(f"growth: contexts of {SHORT} and {LONG}, warm-up")
+    for workload in (short, long):
+        engine.call("decode_ms", workload)
+    for which in plan.rounds(_MOST_ROUNDS):
+        plan.on_step(f"growth: contexts of {SHORT} and {LONG}, {which}")
+        times.append((engine.call("decode_ms", short), engine.call("decode_ms", long)))
+        reads.append(probe.bounds().read_bytes_per_s)
     short_ms, long_ms = (statistics.median(column) for column in zip(*times, strict=True))
     kv_bytes = FEW_STREAMS * (LONG - SHORT) * engine.call("model_size").kv_bytes_per_token
     bound = 1e3 * kv_bytes / statistics.median(reads)
@@ -152,18 +151,17 @@ def _context(plan: MeasurePlan, probe: EngineProcess, engine: EngineProcess) -> 
     note = (
         f"{FEW_STREAMS} streams, {short_ms:.1f} ms at {SHORT} tokens, {long_ms:.1f} ms at {LONG}; "
         f"bound: {kv_bytes / 1e6:.0f} MB at {statistics.median(reads) / 1e9:.1f} GB/s; median of "
-        f"{rounds} rounds"
+        f"{len(times)} rounds"
     )
     return Measure(CONTEXT_STEP, extra, "ms", "bound", bound, extra / bound, note)
 
 
 def _queued(plan: MeasurePlan, engine: EngineProcess, workload: Workload) -> Measure:
     pairs = []
-    rounds = min(plan.num_iters, _MOST_ROUNDS)
-    for i in range(rounds):
-        plan.on_step(f"growth: {QUEUED:,} requests queued, {i + 1} of {rounds}")
+    for which in plan.rounds(_MOST_ROUNDS):
+        plan.on_step(f"growth: {QUEUED:,} requests queued, {which}")
         pairs.append(engine.call("queued_ms", workload, QUEUED))
     alone, queued = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = statistics.median(after / before for before, after in pairs)
-    note = f"{MANY_STREAMS} streams; median of {rounds} rounds"
+    note = f"{MANY_STREAMS} streams; median of {len(pairs)} rounds"
     return Measure(QUEUED_STEP, queued, "ms", "none queued", alone, ratio, note)

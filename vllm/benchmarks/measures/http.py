@@ -35,15 +35,15 @@ def run(plan: MeasurePlan) -> tuple[Measure, ...]:
             plan.on_step("http: warm-up")
             checked_run(engine, _workload(plan, plan.seed))
             _bench_serve(plan, server.port, plan.seed)
-            for i in range(plan.num_iters):
-                plan.on_step(f"http: round {i + 1} of {plan.num_iters}")
+            for i, which in enumerate(plan.rounds()):
+                plan.on_step(f"http: round {which}")
                 # A seed for each round: no prompt is found in a cache of the round before.
                 workload = _workload(plan, plan.seed + 1 + i)
                 seconds = checked_run(engine, workload).seconds
                 offline.append(workload.num_output_tokens / seconds)
                 http.append(_bench_serve(plan, server.port, plan.seed + 1 + i))
     ratio = statistics.median(h / o for h, o in zip(http, offline, strict=True))
-    note = f"{INPUT_LEN} tokens in, {OUTPUT_LEN} out each; median of {plan.num_iters} rounds"
+    note = f"{INPUT_LEN} tokens in, {OUTPUT_LEN} out each; median of {len(http)} rounds"
     rate, offline_rate = statistics.median(http), statistics.median(offline)
     return (
         Measure(HTTP_SHARE, rate, "output tokens/s", "offline", offline_rate, ratio, note),

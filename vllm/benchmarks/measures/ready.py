@@ -23,10 +23,10 @@ _MOST_ROUNDS = 3
 def run(plan: MeasurePlan) -> tuple[Measure, ...]:
     """Ours, medians of up to three pairs of starts; upstream's, one pair, since a start of it takes
     a minute or more. One that does not start has no figure, and the note says why."""
-    ours, rounds = our_server(plan.engine_args), min(plan.num_iters, _MOST_ROUNDS)
-    pairs = [_cold_and_warm(plan, ours, f"vllm, {i + 1} of {rounds}") for i in range(rounds)]
+    ours = our_server(plan.engine_args)
+    pairs = [_cold_and_warm(plan, ours, f"vllm, {which}") for which in plan.rounds(_MOST_ROUNDS)]
     cold, warm = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    theirs, note = (None, None), f"median of {rounds} starts"
+    theirs, note = (None, None), f"median of {len(pairs)} starts"
     if plan.upstream_python is not None:
         server = _upstream_server(plan, plan.upstream_python)
         try:
