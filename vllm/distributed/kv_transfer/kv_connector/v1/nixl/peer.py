@@ -47,6 +47,7 @@ logger = init_logger(__name__)
 
 # Runs shorter than this on average are slower than to stage whole blocks and copy them.
 MIN_RUN_BYTES = 4096
+_SAME_GROUPS = "start both engines with the same --disable-hybrid-kv-cache-manager"
 _metadata_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
 
 
@@ -173,16 +174,32 @@ def pair_groups(
         remote_groups = {theirs[layer.name].group for layer in layers}
         if len(remote_groups) != 1:
             raise KVLayoutMismatch(
-                f"layers of group {group} ({layers[0].name}, ...) are in groups {remote_groups} "
-                "of the peer's: start both engines with the same --disable-hybrid-kv-cache-manager"
+                f"layers of group {group} ({layers[0].name}, ...) are in groups "
+                f"{sorted(remote_groups)} of the peer's: {_SAME_GROUPS}"
             )
         for layer in layers:
             check_convertible(layer.name, layer.geometry, theirs[layer.name].geometry)
+            _check_windows(layer, theirs[layer.name])
         matched = (LayerPair(one, theirs[one.name], raw[one.name]) for one in layers)
         pairs.append(GroupPair(remote_groups.pop(), tuple(matched)))
     if len({pair.remote_group for pair in pairs}) != num_groups:
-        raise KVLayoutMismatch("two groups here are one group of the peer's")
+        raise KVLayoutMismatch(f"several groups here are one of the peer's: {_SAME_GROUPS}")
     return pairs
+
+
+def _check_windows(ours: RegisteredLayer, theirs: RegisteredLayer) -> None:
+    """A peer keeps whole pages in which a window lies. A page of ours that begins before those could
+    be had in part only, and is not to get into the prefix cache so.
+
+    Raises:
+        KVLayoutMismatch: there may be such pages.
+    """
+    here, there = ours.geometry.tokens_per_page, theirs.geometry.tokens_per_page
+    if ours.sliding_window and there % here:
+        raise KVLayoutMismatch(
+            f"layer {ours.name}: with a sliding window pages there, of {there} tokens, must be whole "
+            f"pages of ours, of {here}: start this engine with a --block-size that divides {there}"
+        )
 
 
 class Peer:

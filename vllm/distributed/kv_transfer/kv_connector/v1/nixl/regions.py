@@ -26,7 +26,7 @@ class Region:
 @dataclass(frozen=True)
 class RegisteredLayer:
     """One layer's pages. The geometry's offsets count from `base`, an address; `alias_of` is the
-    layer whose very pages these are."""
+    layer whose very pages these are. sliding_window: tokens; pages before it may be gone. 0: none."""
 
     name: str
     group: int
@@ -34,6 +34,7 @@ class RegisteredLayer:
     base: int
     geometry: KVCacheGeometry
     alias_of: str | None = None
+    sliding_window: int = 0
 
     def page_runs(self, page: int) -> list[tuple[int, int]]:
         """(address, bytes) of everything that `page` owns, ascending."""

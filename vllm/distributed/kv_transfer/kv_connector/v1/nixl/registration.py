@@ -35,7 +35,13 @@ from vllm.v1.kv_cache_geometry import (
     LayerPlace,
     shape_and_stride,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +80,8 @@ def plan_registration(
                 raise refusal(name, spec, str(error)) from error
             base = _storage(kv_caches[name]).address
             backend = backend_name(backends[name])
-            seen[name] = RegisteredLayer(name, group, backend, base, geometry)
+            window = spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0
+            seen[name] = RegisteredLayer(name, group, backend, base, geometry, None, window)
     memory = {name: _storage(kv_caches[name]) for name in seen}
     regions, layers = [], {}
     for tensors in _pools(kv_cache_config.kv_cache_tensors):

@@ -308,7 +308,8 @@ class NixlBaseConnectorWorker:
                 receive.seconds, receive.nbytes, receive.num_descriptors
             )
         if receive.missing:
-            self.xfer_stats.record_failure(is_handshake=False)
+            reason = f"the peer has not all tokens of {len(receive.missing)} pages"
+            self._count_failure(receive, reason, is_handshake=False)
             self._invalid_pages |= receive.missing
         self._done_receiving.add(receive.request_id)
 
