@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.engines import CannedEngine
 from vllm.benchmarks.bounds import Bounds
-from vllm.benchmarks.model_size import ModelSize, bound_seconds
+from vllm.benchmarks.model_size import ModelSize, bound_seconds, weights_of
 from vllm.benchmarks.suite import Task
 from vllm.benchmarks.suite_build import median_bounds, task_report
 from vllm.benchmarks.suite_goals import HTTP_SHARE, QUEUED_STEP, READY_COLD, goals
@@ -151,3 +151,23 @@ def test_what_prompts_share_is_bounded_once():
 def test_bounds_of_rounds_are_medians():
     bounds = tuple(Bounds(rate, ((8, 10 * rate),)) for rate in (1.0, 9.0, 2.0))
     assert median_bounds(bounds) == Bounds(2.0, ((8, 20.0),))
+
+
+def test_weights_are_counted_and_weighed():
+    """A shared weight once; a quantised one by the bytes that are read, though as many weights."""
+    import torch
+    from torch import nn
+
+    from vllm.model_executor.layers.cpu_ops.quant_format import INT8
+    from vllm.model_executor.layers.quantization.parameter import QuantizedParameter
+
+    model = nn.Module()
+    model.table = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    model.output = nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    model.output.weight = model.table.weight
+    assert weights_of(model) == (2 * 32 * 64, 32 * 64)
+    weight = QuantizedParameter(32, 64, 64, torch.bfloat16, INT8)
+    weight.stage(torch.bfloat16).data.fill_(1.0)
+    weight.finish()
+    model.table.weight = model.output.weight = weight
+    assert weights_of(model) == (32 * 2 * INT8.block_bytes, 32 * 64)

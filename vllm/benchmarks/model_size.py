@@ -12,6 +12,8 @@ from vllm.benchmarks.peers import common_prefix_len
 from vllm.benchmarks.workload import Workload
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vllm import LLM
 
 
@@ -36,15 +38,24 @@ def measure_model(llm: LLM) -> ModelSize:
     config = llm.model_config
     specs = llm.llm_engine.collective_rpc("get_kv_cache_spec")[0]
     kv_bytes = sum(spec.page_size_bytes // spec.block_size for spec in specs.values())
-    weight_bytes, count = llm.apply_model(_weights_of)[0]
+    weight_bytes, count = llm.apply_model(weights_of)[0]
     output = config.get_vocab_size() * config.get_hidden_size()
     return ModelSize(weight_bytes, max(count - output, 0), output, kv_bytes)
 
 
-def _weights_of(model) -> tuple[int, int]:
-    """Bytes and number of the parameters."""
+def weights_of(model: nn.Module) -> tuple[int, int]:
+    """Bytes and number of the weights; of quantised ones in the form in which they are kept."""
     parameters = list(model.parameters())
-    return sum(p.nbytes for p in parameters), sum(p.numel() for p in parameters)
+    return sum(p.nbytes for p in parameters), sum(map(_num_weights, parameters))
+
+
+def _num_weights(parameter: nn.Parameter) -> int:
+    from vllm.model_executor.layers.cpu_ops.quant_format import GROUP
+    from vllm.model_executor.layers.quantization.parameter import QuantizedParameter
+
+    if isinstance(parameter, QuantizedParameter) and parameter.format is not None:
+        return parameter.nbytes // parameter.format.block_bytes * GROUP
+    return parameter.numel()
 
 
 def bound_seconds(workload: Workload, size: ModelSize, bounds: Bounds) -> float:
