@@ -89,6 +89,13 @@ def test_a_name_that_is_passed_on_is_said_once():
     assert both == [("p", "absent"), ("p.m", "same")]
 
 
+def test_a_name_that_a_module_there_imports_is_there():
+    """A star import leaves it in the module, and those who import it from there need not care."""
+    there = {"modules": {"m": {"names": {}, "others": {"f": {"signature": parameters("a")}}}}}
+    (finding,) = compare(listing(parameters("a")), there | {"elsewhere": {"f": ["n"]}})
+    assert finding.status == "same"
+
+
 def test_methods_count_as_well():
     def with_methods(**methods):
         members = {n: {"kind": "method", "signature": s} for n, s in methods.items()}

@@ -72,7 +72,7 @@ def _compare_name(
     if "error" in other:
         yield Finding(module, name, "unknown", other["error"])
         return
-    theirs = other.get("names", {}).get(name)
+    theirs = other.get("names", {}).get(name) or other.get("others", {}).get(name)
     if theirs is None:
         absent = "only here" if other.get("missing") else "absent"
         yield Finding(module, name, "moved" if places else absent, ", ".join(places))
