@@ -51,28 +51,29 @@ def register() -> None:
         return
     if getattr(original, "is_kv_guard", False):
         return
+    hooking = []
 
     @functools.wraps(original)
     def initialize_from_config(self, kv_cache_configs, *args, **kwargs):
         start = time.perf_counter()
         from vllm_kv_guard.connectors import watch
 
-        spent = time.perf_counter() - start
+        loading = time.perf_counter() - start
         with watch(getattr(self.worker, "vllm_config", None)) as registrations:
             result = original(self, kv_cache_configs, *args, **kwargs)
         rank = getattr(self, "global_rank", 0) or 0
-        guard(self.worker, kv_cache_configs[rank], registrations, spent)
+        guard(self.worker, kv_cache_configs[rank], registrations, hooking[0] + loading)
         return result
 
     initialize_from_config.is_kv_guard = True
     WorkerWrapperBase.initialize_from_config = initialize_from_config
-    spent = 1000 * (time.perf_counter() - start)
-    _vllm_logger().debug("KV guard: hooked %s in %.1f ms", HOOKS[0], spent)
+    _vllm_logger().debug("KV guard: hooked %s", HOOKS[0])
+    hooking.append(time.perf_counter() - start)
 
 
 def guard(worker, kv_cache_config, registrations=(), spent: float = 0.0) -> None:
     """Looks at the caches of `worker` and at what connectors were handed, and says or does what the
-    mode asks for. `spent`: seconds of its own before that, for the cost that it prints.
+    mode asks for. `spent`: seconds of its own before that; the line has them all.
 
     Raises:
         RuntimeError: caches collide, and the mode is refuse.
@@ -84,10 +85,9 @@ def guard(worker, kv_cache_config, registrations=(), spent: float = 0.0) -> None
         report = examine(worker, kv_cache_config, registrations)
     except Exception as error:  # A guard must not take down what it guards.
         report = Report(unknown=[f"{type(error).__name__}: {error}"])
+    report.seconds = time.perf_counter() - start + spent
     text = f"KV guard: {report.line()}{_release_note()}"
-    cost = 1000 * (time.perf_counter() - start + spent)
     # vLLM configures its own loggers; a plugin's would be silent below a warning.
-    _vllm_logger().debug("KV guard: took %.1f ms of this worker's start, all in all", cost)
     if report.is_sound or mode() == "log":
         _vllm_logger().info(text)
         return
