@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from vllm.benchmarks.engine import EngineInfo
 from vllm.benchmarks.suite_goals import Goal, goals
@@ -105,18 +106,47 @@ def goal_line(goal: Goal) -> str:
 
 
 def engine_notes(report: SuiteReport) -> list[str]:
-    """What each engine was, once for each way it was run; when it was ready; who is missing."""
-    results = (result for task in report.tasks for result in task.engines)
-    notes = list(dict.fromkeys(_settings(r, r.info) for r in results if r.info is not None))
+    """What each engine was, once for each way it was run, with its peak memory and rounds; the
+    machine's products; when engines were ready; who failed or is missing, and why."""
+    same: dict[str, list[EngineResult]] = {}
+    notes, failed = [], []
+    for task in report.tasks:
+        for result in task.engines:
+            if result.info is None:
+                failed.append(f"failed: {task.workload}: {result.engine}: {result.failure}")
+            else:
+                same.setdefault(_settings(result, result.info), []).append(result)
+    for settings, results in same.items():
+        memory = max(result.peak_memory_bytes for result in results)
+        rounds = _range([len(result.seconds) for result in results])
+        notes.append(f"{settings}; up to {memory / 1e6:.0f} MB, {rounds} rounds")
+    notes += _products(report)
     ready = ", ".join(f"{name} {s:.1f} s" for name, s in report.ready_seconds.items())
     if ready:
         notes.append(f"loaded after: {ready}")
-    return notes + [f"left out: {name}: {why}" for name, why in report.left_out.items()]
+    left_out = [f"left out: {name}: {why}" for name, why in report.left_out.items()]
+    return [*notes, *failed, *left_out]
 
 
 def _settings(result: EngineResult, info: EngineInfo) -> str:
     settings = f"; {info.settings}" if info.settings else ""
     return f"{engine_name(result)}: {info.dtype}, {info.num_threads} threads{settings}"
+
+
+def _products(report: SuiteReport) -> list[str]:
+    """The machine's matrix products over the whole run."""
+    rates: dict[int, list[int]] = {}
+    for task in report.tasks:
+        for rows, rate in task.bounds.gemm_flops_per_s:
+            rates.setdefault(rows, []).append(round(rate / 1e9))
+    by_rows = ", ".join(f"{_range(same)} at {rows} rows" for rows, same in rates.items())
+    return [f"bfloat16 products in GFLOP/s: {by_rows}"] if by_rows else []
+
+
+def _range(values: Sequence[int]) -> str:
+    """`3`, or `1 to 5`."""
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
