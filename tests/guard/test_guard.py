@@ -93,3 +93,21 @@ def test_a_vllm_that_it_does_not_know(installed):
     assert "not known" not in start(installed, "warn", version="0.26.1").stdout
     said = start(installed, "refuse", has_hook=False)
     assert "this vLLM has no vllm.v1.worker.worker_base" in said.stdout and "RESULT" in said.stdout
+
+
+def test_its_geometry_is_the_engines(installed):
+    """One source: what is built differs from it in nothing but where it imports from, and nothing of it
+    is kept in the guard's own folder, where it would go stale."""
+    built = installed / "vllm_kv_guard" / "kv_cache_geometry"
+    sources = [
+        *(ROOT / "vllm/v1/kv_cache_geometry").glob("*.py"),
+        ROOT / "vllm/utils/math_utils.py",
+        ROOT / "vllm/utils/torch_utils.py",
+    ]
+    assert {path.name for path in built.glob("*.py")} == {path.name for path in sources}
+    for source in sources:
+        text = source.read_text().replace("from vllm.utils.", "from .")
+        assert (built / source.name).read_text() == text
+    assert not list((ROOT / "guard").glob("vllm_kv_guard/kv_cache_geometry/*.py"))
+    program = "import sys, vllm_kv_guard.kv_cache_geometry; print('vllm' in sys.modules)"
+    assert run(installed, "-c", program).stdout.strip() == "False"
