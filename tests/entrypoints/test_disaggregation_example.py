@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from vllm.entrypoints.sockets import create_server_socket
@@ -77,3 +78,34 @@ def test_one_command(connector):
             if line.startswith("vllm:prompt_tokens_cached_total")
         )  # fmt: skip
         assert float(cached.split()[-1]) == through["usage"]["prompt_tokens"] - 1
+        check_openai_client(url, prefill)
+
+
+def check_openai_client(url: str, alone: str) -> None:
+    """What its users do goes through the proxy as to one server: answers, streams, and errors, which
+    it raises as what they are."""
+    through, one = (
+        openai.OpenAI(base_url=f"{base}/v1", api_key="-", max_retries=0) for base in (url, alone)
+    )
+    model = through.models.list().data[0].id
+    plain = dict(model=model, prompt=PROMPT + " again, and", max_tokens=12, temperature=0)
+    expected = one.completions.create(**plain)
+    answer = through.completions.create(**plain)
+    assert (answer.choices, answer.usage) == (expected.choices, expected.usage)
+    parts = list(through.completions.create(stream=True, **plain))
+    assert "".join(part.choices[0].text for part in parts) == expected.choices[0].text
+    messages = [{"role": "user", "content": "Tell me about the sea, and about ships."}]
+    chat = dict(model=model, messages=messages, max_tokens=12, temperature=0)
+    said = one.chat.completions.create(**chat).choices[0].message
+    assert through.chat.completions.create(**chat).choices[0].message == said
+    parts = list(through.chat.completions.create(stream=True, **chat))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == said.content
+    for fields, error in [
+        ({"model": "another"}, openai.NotFoundError),
+        ({"max_tokens": -1}, openai.BadRequestError),
+        ({"prompt": PROMPT * 100}, openai.BadRequestError),
+        ({"extra_body": {"kv_transfer_params": {"a": 1}}}, openai.BadRequestError),
+    ]:
+        for stream in (False, True):
+            with pytest.raises(error):
+                through.completions.create(stream=stream, **plain | fields)
