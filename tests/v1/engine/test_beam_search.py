@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm.sampling_params import BeamSearchParams, SamplingParams
+from vllm.v1.engine.beam_groups import BeamGroups
 from vllm.v1.engine.beam_search import BeamSearch, Candidates
 
 EOS = 0
@@ -126,3 +128,17 @@ def test_wrong_values_are_named(wrong):
 def test_what_beams_cannot_do_is_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} is not supported with beam search"):
         SamplingParams(**wrong).for_beam_search(BeamSearchParams(2, 3))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"forced_bos_token_id": 7}, {"forced_bos_token_id": None}])
+def test_a_forced_token_is_the_one_that_the_owner_names(overrides):
+    """What --override-generation-config says counts, as it does for the prompt. Guards against a
+    length, and so a penalty, that is off by one."""
+    config = SimpleNamespace(
+        is_encoder_decoder=True,
+        try_get_generation_config=lambda: {"forced_bos_token_id": 5},
+        override_generation_config=overrides,
+    )
+    groups = BeamGroups(None, config)
+    forced = {**{"forced_bos_token_id": 5}, **overrides}["forced_bos_token_id"]
+    assert [t for t in (5, 7) if groups._num_forced_tokens([2, t])] == [forced] * bool(forced)

@@ -51,7 +51,10 @@ class BeamGroups:
         self._model_config = model_config
         self._forced_bos_token_id = None
         if model_config.is_encoder_decoder:
-            generation_config = model_config.try_get_generation_config()
+            generation_config = {
+                **model_config.try_get_generation_config(),
+                **model_config.override_generation_config,
+            }
             self._forced_bos_token_id = generation_config.get("forced_bos_token_id")
         self._group_of: dict[str, _BeamGroup] = {}
         self._group_of_beam: dict[str, _BeamGroup] = {}
