@@ -357,3 +357,20 @@ def test_dummy_inputs_are_of_the_largest_size(make_model):
     assert dummy["mm_kwargs"]["image"][0]["sizes"].data.tolist() == [2, 4]
     with pytest.raises(ValueError, match="at most 2"):
         encoder_models.MULTIMODAL_REGISTRY.get_dummy_mm_inputs(config, {"image": 3})
+
+
+def test_one_salt_for_both_parts(make_processor):
+    """Fault: the decoder's is dropped without a word, and its pages shared where they should not."""
+    processor = make_processor()
+    cat, sat = {"prompt": "the cat"}, {"prompt": "sat on"}
+    for encoder, decoder in (("a", None), (None, "a"), ("a", "a")):
+        pair = {
+            "encoder_prompt": {**cat, **({"cache_salt": encoder} if encoder else {})},
+            "decoder_prompt": {**sat, **({"cache_salt": decoder} if decoder else {})},
+        }
+        assert process(processor, pair).cache_salt == "a"
+    pair = {
+        "encoder_prompt": {**cat, "cache_salt": "a"}, "decoder_prompt": {**sat, "cache_salt": "b"}
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="different cache_salts"):
+        process(processor, pair)

@@ -154,8 +154,8 @@ class EncoderDecoderPreprocessor:
         decoder: TokensInput | None = None
         if is_pair:
             decoder = self._decoder_input(prompt.decoder, items)
-        salt = encoder.cache_salt or (is_pair and prompt.decoder and prompt.decoder.cache_salt)
-        if salt:
+        salt = _common_salt(encoder, prompt.decoder if is_pair else None)
+        if salt is not None:
             processed["cache_salt"] = salt
         return self._complete(processed, decoder)
 
@@ -242,3 +242,15 @@ class EncoderDecoderPreprocessor:
                 f"the {modality} is too long: {num_tokens} tokens, and this model's encoder takes "
                 f"at most {limit}"
             )
+
+
+def _common_salt(encoder: ParsedPrompt, decoder: ParsedPrompt | None) -> str | None:
+    """The salt of either part: a request has one.
+
+    Raises:
+        ValueError: they have different ones.
+    """
+    salts = {part.cache_salt for part in (encoder, decoder) if part and part.cache_salt}
+    if len(salts) > 1:
+        raise ValueError("encoder_prompt and decoder_prompt have different cache_salts; give one")
+    return next(iter(salts), None)
