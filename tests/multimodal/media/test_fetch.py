@@ -324,6 +324,29 @@ def test_a_host_that_refuses_connections(make_fetcher):
         fetcher.fetch(f"http://{HOST}/file/1")
 
 
+@pytest.mark.parametrize("failure", [ConnectionRefusedError, TimeoutError, OSError])
+def test_each_address_is_tried(make_fetcher, server, failure):
+    """Fault: a name with an IPv6 address, asked for where there is no IPv6, is never reached. An
+    address that says nothing leaves time for the next."""
+    fetcher = make_fetcher({HOST: [PUBLIC, "8.8.4.4", "1.1.1.1"]}, timeout_s=6.0)
+    tried = []
+
+    def take_the_last(address, port, timeout):
+        tried.append((address, timeout))
+        if address != "1.1.1.1":
+            raise failure
+        return socket.create_connection(server.server_address, timeout)
+
+    fetcher.connector = take_the_last
+    assert fetcher.fetch(f"http://{HOST}/file/3") == b"xxx"
+    assert [address for address, _ in tried] == [PUBLIC, "8.8.4.4", "1.1.1.1"]
+    assert tried[0][1] <= 2.0 and tried[1][1] <= 3.0
+    fetcher.connector = lambda *_: (_ for _ in ()).throw(failure)
+    said = "did not answer" if failure is TimeoutError else "cannot be reached"
+    with pytest.raises(ValueError, match=said):
+        fetcher.fetch(f"http://{HOST}/file/3")
+
+
 @pytest.mark.parametrize("host", ["http://a.test", "a.test/x", "*.a.test", "a b", "u@a.test", "", "x" * 70])
 def test_the_owners_list_holds_host_names(host):
     """Fault: an entry that never matches is taken without a word."""

@@ -26,6 +26,8 @@ from vllm.multimodal.media.image import MAX_MEDIA_BYTES
 
 MAX_REDIRECTS = 5
 MAX_URL_CHARS = 8192
+# Of a name, that are tried.
+MAX_ADDRESSES = 4
 _CHUNK_BYTES = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
@@ -130,13 +132,7 @@ class MediaFetcher:
 
     def _get(self, target: Target, deadline: float) -> bytes | str:
         """The body, or the URL that the answer redirects to."""
-        address = self._address_of(target, deadline)
-        try:
-            sock = self.connector(address, target.port, _left(deadline))
-        except TimeoutError:
-            raise
-        except OSError:
-            raise ValueError(f"{target.host} cannot be reached") from None
+        sock = self._connect(target, self._addresses_of(target, deadline), deadline)
         with _Deadline(sock, deadline) as connection:
             try:
                 return self._exchange(connection, target, deadline)
@@ -146,7 +142,23 @@ class MediaFetcher:
                 reason = "is not trusted" if isinstance(error, ssl.SSLError) else "failed"
                 raise ValueError(f"the connection to {target.host} {reason}") from None
 
-    def _address_of(self, target: Target, deadline: float) -> str:
+    def _connect(
+        self, target: Target, addresses: Sequence[str], deadline: float
+    ) -> socket.socket:
+        """A connection to the first address that takes one. Each may use its share of what time is
+        left, so that one which says nothing leaves some for the next."""
+        timed_out = False
+        for index, address in enumerate(addresses):
+            share_s = _left(deadline) / (len(addresses) - index)
+            try:
+                return self.connector(address, target.port, share_s)
+            except OSError as error:
+                timed_out |= isinstance(error, TimeoutError)
+        if timed_out:
+            raise TimeoutError
+        raise ValueError(f"{target.host} cannot be reached")
+
+    def _addresses_of(self, target: Target, deadline: float) -> list[str]:
         lookup = _LOOKUPS.submit(self.resolver, target.host, target.port)
         try:
             addresses = lookup.result(timeout=_left(deadline))
@@ -156,7 +168,7 @@ class MediaFetcher:
         # One that is not public is enough: an owner of the name could have it tried next.
         if not addresses or not all(is_public(address) for address in addresses):
             raise ValueError(f"media of {target.host} are not fetched: its address is not public")
-        return addresses[0]
+        return list(addresses[:MAX_ADDRESSES])
 
     def _exchange(self, guarded: _Deadline, target: Target, deadline: float) -> bytes | str:
         guarded.sock.settimeout(_left(deadline))
