@@ -4,9 +4,11 @@ encoder input and a decoder prompt; what cannot is answered with 400 and the pla
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import time
 
 import httpx
 import pytest
@@ -18,8 +20,13 @@ from tests.inputs import encoder_models
 from tests.inputs.conftest import write_model
 from vllm.config import ModelConfig, VllmConfig
 from vllm.entrypoints.openai.cli_args import FrontendArgs
+from vllm.entrypoints.openai.encoder_prompts import EncoderPrompts
+from vllm.entrypoints.openai.protocol.common import RequestError
+from vllm.entrypoints.openai.protocol.completion import CompletionRequest
+from vllm.entrypoints.openai.serving_prompt import EnginePrompt
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.media.connector import MAX_CONCURRENT_MEDIA, MediaConnector
 from vllm.v1.engine.input_processor import InputProcessor
 
 TEXT, IMAGE = "TextEncoderForTest", "ImageEncoderForTest"
@@ -253,3 +260,46 @@ def test_surrogates_are_refused(texts):
         "/v1/completions", content=body, headers={"Content-Type": "application/json"}
     )
     assert "Unicode" in error_of(response)
+
+
+class CountingMedia(MediaConnector):
+    """Images that were fetched and not yet processed: now, and at most."""
+
+    num_held = most = 0
+
+    async def fetch_image_async(self, image_url):
+        image = await super().fetch_image_async(image_url)
+        self.num_held += 1
+        self.most = max(self.most, self.num_held)
+        return image
+
+
+def test_images_that_wait_for_the_processor_are_few(_models, tmp_path, monkeypatch):
+    """Fault: hundreds of requests at once are decoded while the processor works on the first, and
+    take all memory. One that is refused, or given up, gives its place back."""
+    engine = EncoderDecoderEngine(write_model(tmp_path, IMAGE, generation={}))
+    media = CountingMedia()
+    process = engine.encoder_decoder.process
+
+    def slowly(*args, **kwargs):
+        time.sleep(0.005)
+        try:
+            return process(*args, **kwargs)
+        finally:
+            media.num_held -= 1
+
+    monkeypatch.setattr(engine.encoder_decoder, "process", slowly)
+    prompts = EncoderPrompts(engine.encoder_decoder, media)
+    bad, good = [image_part("data:image/png;base64,QQ==")], [image_part()]
+    request = CompletionRequest(prompt="x")
+
+    async def all_at_once():
+        ask = [prompts.of_completion(each, request) for each in [bad, good] * 40]
+        tasks = [asyncio.create_task(each) for each in ask]
+        await asyncio.sleep(0.01)
+        tasks[-1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(all_at_once())
+    assert [type(each) for each in answers[:-1]] == [RequestError, EnginePrompt] * 39 + [RequestError]
+    assert media.num_held == 0 and 1 < media.most <= MAX_CONCURRENT_MEDIA

@@ -20,7 +20,7 @@ from vllm.entrypoints.openai.serving_prompt import EnginePrompt
 from vllm.inputs import EncoderDecoderInput, PromptType
 from vllm.inputs.encoder_decoder import EncoderDecoderPreprocessor
 from vllm.inputs.parse import parse_encoder_decoder_prompt
-from vllm.multimodal.media.connector import MediaConnector
+from vllm.multimodal.media.connector import MAX_CONCURRENT_MEDIA, MediaConnector
 from vllm.tokenizers import TokenizerLike
 
 
@@ -30,6 +30,8 @@ class EncoderPrompts:
     def __init__(self, preprocessor: EncoderDecoderPreprocessor, media: MediaConnector) -> None:
         self._preprocessor = preprocessor
         self._media = media
+        # Requests that hold images: one is large, and the processor takes its time.
+        self._with_images = asyncio.Semaphore(MAX_CONCURRENT_MEDIA)
 
     async def of_completion(
         self, prompt: str | list[int] | list[Mapping[str, Any]], request: GenerationRequest
@@ -49,8 +51,7 @@ class EncoderPrompts:
             sources = image_sources(prompt, "prompt")
         except ValueError as error:
             raise RequestError(str(error), param="prompt") from error
-        images = await self._fetch(sources, "prompt")
-        return await self._process(encoder_prompt(text, images), adds_special, "prompt")
+        return await self._process_parts(text, sources, adds_special, "prompt")
 
     async def of_chat(
         self,
@@ -73,12 +74,11 @@ class EncoderPrompts:
             chat = parse_encoder_chat(messages, types, tokenizer, **options)
         except ValueError as error:
             raise RequestError(str(error), param="messages") from error
-        images = await self._fetch(chat.images, "messages")
         # A template writes the special tokens itself.
         adds_special = not chat.is_rendered
         if "add_special_tokens" in request.model_fields_set:
             adds_special = request.add_special_tokens
-        return await self._process(encoder_prompt(chat.text, images), adds_special, "messages")
+        return await self._process_parts(chat.text, chat.images, adds_special, "messages")
 
     def _refuse_options(self, request: GenerationRequest) -> None:
         for name, value in (
@@ -93,6 +93,15 @@ class EncoderPrompts:
     async def _part_types(self) -> tuple[str, ...]:
         # In a thread: the first time, the model's class is imported.
         return await asyncio.to_thread(part_types_of, self._preprocessor, True)
+
+    async def _process_parts(
+        self, text: str, sources: Sequence[ImageSource], adds_special: bool, param: str
+    ) -> EnginePrompt:
+        if not sources:
+            return await self._process(encoder_prompt(text, []), adds_special, param)
+        async with self._with_images:
+            images = await self._fetch(sources, param)
+            return await self._process(encoder_prompt(text, images), adds_special, param)
 
     async def _fetch(self, sources: Sequence[ImageSource], param: str) -> list[Any]:
         limit = await asyncio.to_thread(self._preprocessor.max_items, "image")
