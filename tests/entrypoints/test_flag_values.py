@@ -22,7 +22,7 @@ LISTED = {
     "--generation-config": ["auto", "vllm"],
     "--distributed-executor-backend": ["uni", "mp", "ray", "external_launcher"],
     "--attention-backend": ["CPU_ATTN", "TRITON_ATTN", "FLASH_ATTN", "ROCM_ATTN"],
-    "--quantization": ["fp8", "awq", "gptq", "gguf"],
+    "--quantization": ["int8", "int4", "gguf", "fp8", "awq", "gptq"],
     "--block-size": ["1", "2", "8", "16", "32", "48", "128", "256"],
     "--tensor-parallel-size": ["1", "2"],
     "--max-num-seqs": ["1", "2"],
@@ -89,7 +89,7 @@ def expected(model_dir) -> list[list[int]]:
 
 
 # What changes numbers, so that other tokens may follow.
-_INEXACT = ("--kv-cache-dtype", "--dtype", "--model-impl")
+_INEXACT = ("--kv-cache-dtype", "--dtype", "--model-impl", "--quantization")
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,15 @@ from .kernel_library import KernelLibrary, KernelTable
 from .ops import share
 from .panel_sizes import MAX_ROWS
 from .quant_format import FORMATS, GROUP, PANEL, QuantFormat
-from .threads import Arguments, launch, num_threads
+from .threads import Arguments, Counts, launch, num_threads, recording
 
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 24
 # Up to so many rows each thread quantises x itself: that is less than starting a kernel for it.
 _FEW_ROWS = 8
-_args = Arguments(quant_args.QUANT_FORMAT)
+_args = Arguments(
+    quant_args.QUANT_FORMAT, Counts(quant_args.QUANT_M, quant_args.QUANT_PANELS)
+)
 _rows_args = Arguments(quant_args.ROWS_FORMAT)
 _lookup_args = Arguments(quant_args.LOOKUP_FORMAT)
 _LIBRARIES = {fmt: KernelLibrary(f"{__package__}.quant_{fmt.name}") for fmt in FORMATS}
@@ -107,12 +109,13 @@ def quantized_embedding(
     """Rows of a packed table by ids, their exact values rounded once to `dtype`: (..., K).
 
     Raises:
-        IndexError: an id has no row.
+        IndexError: an id has no row. (In a program's replay nothing looks: its ids were sampled.)
     """
     rows, k = quantized_size(packed, fmt)
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
+    if recording() is None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         raise IndexError(f"token ids from {int(ids.min())} to {int(ids.max())} in {rows} rows")
-    ids = ids.to(torch.int32).contiguous()
+    if ids.dtype is not torch.int32 or not ids.is_contiguous():
+        ids = ids.to(torch.int32).contiguous()
     kernel, size = _LOOKUP[fmt][dtype]
     out = torch.empty((*ids.shape, k), dtype=dtype)
     threads, step = share(ids.numel(), out.numel() * size)
