@@ -161,7 +161,7 @@ class ModelConfig:
         if self.quantization == "gguf" and not self.model.endswith(".gguf"):
             raise ValueError(
                 f"quantization 'gguf' keeps a GGUF file's weights as they are, and {self.model} is "
-                "none; int8 and int4 quantise any checkpoint's"
+                "none; supported for any checkpoint: int8, int4"
             )
         architecture = ModelRegistry.check_supported(self.architectures, self)
         if self.model_impl == "transformers" or architecture not in ModelRegistry.models:
