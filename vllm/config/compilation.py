@@ -30,8 +30,8 @@ class CompilationConfig:
     CPU, whose graphs are programs of kernels, NONE elsewhere."""
     cudagraph_capture_sizes: list[int] | None = None
     """Requests in a batch that graphs are recorded for; a smaller batch is padded to the next size, a
-    larger one runs without graph. Left out: 1, 2, 4, then every 8 up to the largest. On a CPU graphs are
-    recorded for every number of requests up to the largest, when it first comes."""
+    larger one runs without graph. Left out: 1, 2, 4, then every 8 up to the largest. On a CPU one
+    graph serves every number of requests up to the largest."""
     max_cudagraph_capture_size: int | None = Field(default=None, ge=1)
     """The largest of the sizes, if they are left out."""
     static_forward_context: dict[str, Any] = field(default_factory=dict, init=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -24,10 +24,6 @@ class StaticGraph(ABC):
         RuntimeError: `run` did what cannot be recorded.
     """
 
-    records_on_demand: ClassVar[bool] = False
-    """Whether recording takes so little time and memory that it is done for every size of batch, when
-    the first of that size comes; and where it fails the work goes on unrecorded."""
-
     @abstractmethod
     def __init__(self, run: Callable[[], torch.Tensor]) -> None: ...
 
@@ -35,6 +31,29 @@ class StaticGraph(ABC):
     def replay(self) -> torch.Tensor:
         """Queues the recorded work; returns what `run` returned, written anew. It holds until a graph
         is replayed again."""
+
+
+class SizedGraph(ABC):
+    """As `StaticGraph`, and one recording serves every smaller batch: prompts, single tokens and both
+    together.
+
+    Args:
+        run: what works on `num_tokens` tokens of `num_reqs` requests; the rows of what it returns are
+            the tokens.
+
+    Raises:
+        RuntimeError: `run` did what cannot be recorded.
+    """
+
+    @abstractmethod
+    def __init__(
+        self, run: Callable[[], torch.Tensor], num_tokens: int = 1, num_reqs: int = 1
+    ) -> None: ...
+
+    @abstractmethod
+    def replay(self, num_tokens: int | None = None, num_reqs: int | None = None) -> torch.Tensor:
+        """The recorded work for so many tokens and requests, by default all. What it returns holds
+        until a graph is replayed again."""
 
 
 class TorchCUDAGraph(StaticGraph):

@@ -89,7 +89,7 @@ def test_attention_holds_for_later_lengths():
         paged_attention(query, keys, values, out, starts, lengths, table, 0.2)
         return out
 
-    program = KernelProgram(run)
+    program = KernelProgram(run, requests, requests)
     for new in ([1, 2, 3], [blocks * BLOCK, 1, 700], [255, 256, 257], [5, 5, 5]):
         lengths.copy_(torch.tensor(new))
         query.normal_()

@@ -10,7 +10,7 @@ from . import op_args
 from .kernel_library import KernelTable
 from .ops import LIBRARY
 from .packing import is_packed, packed_linear
-from .threads import Arguments, launch, num_threads
+from .threads import Arguments, Counts, launch, num_threads
 
 # Crossover, measured with 1 and 2 threads on a 2-core AVX512_BF16 machine (Zen 4, weights larger
 # than the caches): up to 4 rows `gemv` is 1.2 to 3 times as fast as oneDNN; at 8 rows it still is
@@ -19,7 +19,7 @@ _FEW_ROWS, _SOME_ROWS, _SMALL_K = 4, 8, 1024
 _GEMV_DTYPES = (torch.bfloat16, torch.float16)
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 22
-_args = Arguments(op_args.GEMV_FORMAT)
+_args = Arguments(op_args.GEMV_FORMAT, Counts(op_args.GEMV_M))
 _GEMV = KernelTable(LIBRARY, "gemv")
 
 

@@ -25,7 +25,7 @@ def share(rows: int, nbytes: int) -> tuple[int, int]:
     worth waking a thread. A program's threads are awake.
     """
     if recording() is not None:
-        return num_threads(), max(1, rows // num_threads())
+        return num_threads(), 1
     if nbytes < _BYTES_WORTH_A_THREAD:
         return 1, rows
     threads = min(num_threads(), 1 + nbytes // _BYTES_WORTH_A_THREAD)

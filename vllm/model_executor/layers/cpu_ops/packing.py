@@ -14,11 +14,11 @@ from .kernel_library import KernelTable
 from .ops import LIBRARY
 from .panel_sizes import MAX_ROWS, PANEL
 from .target import host_target
-from .threads import Arguments, launch, num_threads, recording
+from .threads import Arguments, Counts, launch, num_threads, recording
 
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 24
-_args = Arguments(op_args.PACKED_FORMAT)
+_args = Arguments(op_args.PACKED_FORMAT, Counts(op_args.PACKED_M, op_args.PACKED_PANELS))
 _embed_args = Arguments(op_args.EMBED_FORMAT)
 _GEMM = KernelTable(LIBRARY, "packed_gemm")
 _EMBED = KernelTable(LIBRARY, "embedding")
@@ -115,7 +115,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Rows of a table, plain (N, K) or packed, by ids: (..., K).
 
     Raises:
-        IndexError: an id has no row. (In a program's replay nothing looks: its ids were sampled.)
+        IndexError: an id has no row. (In a program's replay nothing looks.)
     """
     packed = is_packed(table)
     rows, k = (PANEL * table.shape[0], 2 * table.shape[1]) if packed else table.shape
@@ -128,7 +128,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     out = table.new_empty((*ids.shape, k))
     _embed_args.write(
         0,
-        1 if recording() is not None else max(1, ids.numel()),
+        max(1, ids.numel()),
         ids.numel(),
         ids.data_ptr(),
         table.data_ptr(),

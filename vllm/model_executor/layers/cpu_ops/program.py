@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode step as one program: what it launches is noted once, and run again without Python.
+"""A step as one program: what it launches is noted once, and run again without Python.
 
     run() -> rms_norm | packed_gemm | rotary | plan | attend | ...      noted: (kernel, arguments)
     replay:  every thread walks that list; the last to leave an entry opens the next
 
 Noting runs no kernel: what `run` returns is written by the first replay. Its tensors come from an
 arena, in which memory is used again as soon as its tensor is gone, as `run` would do it; so they
-must not be read by the host, and only kernels may compute. See program_kernels.py for how threads
+must not be read by the host, and only kernels may compute. A program is noted for the largest
+batch. For a smaller one the words that count rows and requests are set anew, nothing else: rows lie
+where they lay. See program_kernels.py for how threads
 take turns.
 """
 
@@ -23,11 +25,13 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vllm.platforms.static_graph import StaticGraph
+from vllm.platforms.static_graph import SizedGraph
 
 from . import program_args as A
 from .kernel_library import KernelLibrary
-from .threads import Recorder, num_threads, record
+from .op_args import ROWS, STEP
+from .panel_sizes import MAX_ROWS
+from .threads import Arguments, Recorder, num_threads, record
 
 _LIBRARY = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
 _ALIGNMENT = 64
@@ -113,16 +117,65 @@ class _Allocations(TorchDispatchMode):
         return _arena.empty(torch.Size(shape), dtype)
 
 
-class KernelProgram(StaticGraph):
+class _Records:
+    """The arguments of all entries, a row of words each, and which of them follow the batch."""
+
+    def __init__(self, args: list[Arguments], num_tokens: int, num_reqs: int) -> None:
+        own = {record.address: record for record in args}
+        width = max(len(record.words()) for record in own.values())
+        row_bytes = -(-8 * width // _ALIGNMENT) * _ALIGNMENT
+        self._words = _aligned(len(own) * row_bytes).view(np.int64).reshape(len(own), -1)
+        self.addresses: dict[int, int] = {}
+        for words, record in zip(self._words, own.values()):
+            words[: len(record.words())] = record.words()
+            self.addresses[record.address] = words.ctypes.data
+        counts = [record.counts for record in own.values()]
+        where = lambda wanted: np.array([i for i, c in enumerate(counts) if wanted(c)], np.intp)  # noqa: E731
+        self._by_row = where(lambda c: c.rows == ROWS)
+        self._multiplied = where(lambda c: c.rows not in (None, ROWS))
+        self._rows_at = np.array([counts[i].rows // 8 for i in self._multiplied], np.intp)
+        self._by_panel = where(lambda c: c.panels is not None)
+        panels_at = np.array([counts[i].panels // 8 for i in self._by_panel], np.intp)
+        self._panels = self._words[self._by_panel, panels_at]
+        self._by_request = where(lambda c: c.requests is not None)
+        self._requests_at = np.array([counts[i].requests // 8 for i in self._by_request], np.intp)
+        self._set_up_rows(num_tokens)
+        self.size = (0, 0)
+        self.resize(num_tokens, num_reqs)
+
+    def _set_up_rows(self, num_tokens: int) -> None:
+        rows = self._words[self._by_row, ROWS // 8]
+        multiplied = self._words[self._multiplied, self._rows_at]
+        if np.any(rows % num_tokens) or np.any(multiplied % num_tokens):
+            raise RuntimeError(f"kernels work on rows that are not the {num_tokens} tokens'")
+        self._rows, self._multiplied_rows = rows // num_tokens, multiplied // num_tokens
+        self._panel_rows = self._multiplied_rows[np.isin(self._multiplied, self._by_panel)]
+
+    def resize(self, num_tokens: int, num_reqs: int) -> None:
+        """Everything is for so many tokens and requests."""
+        if self.size == (num_tokens, num_reqs):
+            return
+        self.size, threads = (num_tokens, num_reqs), num_threads()
+        words, rows = self._words, self._rows * num_tokens
+        words[self._by_row, ROWS // 8] = rows
+        words[self._by_row, STEP // 8] = np.maximum(1, rows // (4 * threads))
+        words[self._multiplied, self._rows_at] = self._multiplied_rows * num_tokens
+        items = self._panels * -(-self._panel_rows * num_tokens // MAX_ROWS)
+        words[self._by_panel, ROWS // 8] = items
+        words[self._by_panel, STEP // 8] = np.maximum(1, items // (32 * threads))
+        words[self._by_request, self._requests_at] = num_reqs
+
+
+class KernelProgram(SizedGraph):
     """What `run` launches, in order, on all threads of `init_threads`.
 
     Raises:
         RuntimeError: something else than kernels computes in `run`.
     """
 
-    records_on_demand = True
-
-    def __init__(self, run: Callable[[], torch.Tensor]) -> None:
+    def __init__(
+        self, run: Callable[[], torch.Tensor], num_tokens: int = 1, num_reqs: int = 1
+    ) -> None:
         recorder = Recorder()
         with record(recorder), _Allocations():
             output = run()
@@ -132,18 +185,22 @@ class KernelProgram(StaticGraph):
             raise RuntimeError(f"its result has gaps: strides {output.stride()}")
         # It holds until the next replay, of whichever program: so these share its memory.
         self._output = _arena.outlived(output)
-        self._kept = recorder.kept, [args for _, args, *_ in recorder.entries]
+        self._kept, self._num_tokens = recorder.kept, num_tokens
         self._names = [kernel.name for kernel, *_ in recorder.entries]
-        self._record, self._entries = _program_record(recorder)
+        self._records = _Records([args for _, args, *_ in recorder.entries], num_tokens, num_reqs)
+        self._record, self._entries = _program_record(recorder, self._records.addresses)
         self._helpers = _Helpers.of(num_threads())
         address = self._helpers.address if self._helpers else 0
         self._args = (ctypes.c_int64 * 3)(self._record.ctypes.data, address, 0)
         self._args_address = ctypes.addressof(self._args)
         self._run = _entry_point("run_program")
 
-    def replay(self) -> torch.Tensor:
+    def replay(self, num_tokens: int | None = None, num_reqs: int | None = None) -> torch.Tensor:
+        if num_tokens is not None:
+            self._records.resize(num_tokens, num_reqs)
         self._run(self._args_address)
-        return self._output
+        whole = num_tokens in (None, self._num_tokens)
+        return self._output if whole else self._output[:num_tokens]
 
     def cycles(self) -> list[tuple[str, int]]:
         """(kernel, ticks of the time stamp counter) of each entry in the last replay."""
@@ -152,13 +209,16 @@ class KernelProgram(StaticGraph):
         return [(name, end - start) for name, start, end in zip(self._names, began, ended)]
 
 
-def _program_record(recorder: Recorder) -> tuple[np.ndarray, np.ndarray]:
-    """(the program's words, its entries) as program_args.py lays them out."""
+def _program_record(
+    recorder: Recorder, addresses: dict[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the program's words, its entries) as program_args.py lays them out; `addresses`: where each
+    noted record is."""
     count = len(recorder.entries)
     raw = _aligned(A.PROGRAM_BYTES).view(np.int64)
     entries = _aligned(count * A.ENTRY_BYTES).view(np.int64).reshape(count, -1)
     for entry, (kernel, args, serial, counters) in zip(entries, recorder.entries):
-        entry[A.KERNEL // 8], entry[A.ARGS // 8] = kernel.address, args.address
+        entry[A.KERNEL // 8], entry[A.ARGS // 8] = kernel.address, addresses[args.address]
         entry[A.SERIAL // 8], entry[A.COUNTERS // 8] = serial, counters
     raw[A.ENTRIES // 8], raw[A.NUM_ENTRIES // 8] = entries.ctypes.data, count
     raw[A.STATE // 8] = count << A.ACTIVE_BITS

@@ -10,13 +10,15 @@ from .kernel_library import KernelLibrary, KernelTable
 from .ops import share
 from .panel_sizes import MAX_ROWS
 from .quant_format import FORMATS, GROUP, PANEL, QuantFormat
-from .threads import Arguments, launch, num_threads, recording
+from .threads import Arguments, Counts, launch, num_threads, recording
 
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 24
 # Up to so many rows each thread quantises x itself: that is less than starting a kernel for it.
 _FEW_ROWS = 8
-_args = Arguments(quant_args.QUANT_FORMAT)
+_args = Arguments(
+    quant_args.QUANT_FORMAT, Counts(quant_args.QUANT_M, quant_args.QUANT_PANELS)
+)
 _rows_args = Arguments(quant_args.ROWS_FORMAT)
 _lookup_args = Arguments(quant_args.LOOKUP_FORMAT)
 _LIBRARIES = {fmt: KernelLibrary(f"{__package__}.quant_{fmt.name}") for fmt in FORMATS}

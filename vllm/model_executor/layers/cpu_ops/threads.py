@@ -23,6 +23,7 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -30,6 +31,7 @@ import torch
 from vllm.logger import init_logger
 
 from .kernel_library import Kernel
+from .op_args import ROWS
 
 logger = init_logger(__name__)
 _num_threads = 0
@@ -71,6 +73,23 @@ def _gomp_parallel():
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     function.restype = None
     return function
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Byte offsets of the words of a kernel's record that follow the size of the batch. A program is
+    recorded for the largest one and sets them for each.
+
+    Args:
+        rows: word that counts rows; None: none does.
+        panels: word with the panels of a packed weight, of each of which and up to MAX_ROWS rows
+            work is made, counted in ROWS.
+        requests: word that counts requests.
+    """
+
+    rows: int | None = ROWS
+    panels: int | None = None
+    requests: int | None = None
 
 
 class Recorder:
@@ -115,6 +134,9 @@ def recording() -> Recorder | None:
     return _recorder
 
 
+_ROWS_ALONE = Counts()
+
+
 class Arguments:
     """A kernel's arguments: a fixed record of int64 ("q") and float64 ("d") words in memory.
 
@@ -122,12 +144,13 @@ class Arguments:
     times.
     """
 
-    __slots__ = ("_buffer", "_layout", "address", "write")
+    __slots__ = ("_buffer", "_layout", "address", "counts", "write")
     _shared: dict[int, Arguments] = {}
 
-    def __init__(self, layout: str, shared: bool = True) -> None:
+    def __init__(self, layout: str, counts: Counts = _ROWS_ALONE, shared: bool = True) -> None:
         """`shared`: a launcher's own, which it writes anew for each launch; `at` finds it."""
         record = struct.Struct("=" + layout)
+        self.counts = counts
         self._layout = layout
         self._buffer = ctypes.create_string_buffer(record.size)
         self.address = ctypes.addressof(self._buffer)
@@ -142,9 +165,13 @@ class Arguments:
 
     def copy(self) -> Arguments:
         """A record of its own with the same words."""
-        copy = Arguments(self._layout, shared=False)
+        copy = Arguments(self._layout, self.counts, shared=False)
         ctypes.memmove(copy.address, self.address, len(self._buffer))
         return copy
+
+    def words(self) -> tuple[int, ...]:
+        """All of it as int64."""
+        return self.read(0, len(self._buffer) // 8)
 
     def read(self, first: int, count: int) -> tuple[int, ...]:
         """`count` int64 words from byte offset `first`."""

@@ -25,7 +25,7 @@ from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.platforms.static_graph import StaticGraph
+from vllm.platforms.static_graph import SizedGraph, StaticGraph
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import GiB
 from vllm.v1.attention.backend import AttentionCGSupport
@@ -62,11 +62,11 @@ def reasons_against_graphs(
 
 def report_no_graphs(reasons: list[str]) -> None:
     """A warning where the user asked for graphs; where a platform tries by itself it is no fault."""
-    level = logging.INFO if _graph_class().records_on_demand else logging.WARNING
+    level = logging.INFO if issubclass(_graph_class(), SizedGraph) else logging.WARNING
     logger.log(level, "No graphs are recorded: %s", "; ".join(reasons))
 
 
-def _graph_class() -> type[StaticGraph]:
+def _graph_class() -> type[StaticGraph] | type[SizedGraph]:
     return resolve_obj_by_qualname(current_platform.get_static_graph_wrapper_cls())
 
 
@@ -130,7 +130,7 @@ class StaticInputs:
 
 class CudaGraphManager:
     """Graphs of decode steps, one for each of `cudagraph_capture_sizes`, on any device that has
-    them; where they are recorded on demand, one for each size of batch up to the largest of these."""
+    them."""
 
     def __init__(
         self,
@@ -146,19 +146,15 @@ class CudaGraphManager:
         self._sizes = self._vllm_config.compilation_config.cudagraph_capture_sizes
         self.inputs = StaticInputs(self._sizes[-1], block_tables, model_state.device)
         self._graph_cls = _graph_class()
-        self._graphs: dict[int, StaticGraph | None] = {}
-        self._refusals: set[str] = set()
+        self._graphs: dict[int, StaticGraph] = {}
 
     def capture(self) -> int:
         """Records all graphs, with rows of padding alone: nothing is written to the KV cache. Returns
-        the bytes of the device that they take. Graphs that are recorded on demand wait for it.
+        the bytes of the device that they take.
 
         Raises:
             RuntimeError: the model did what cannot be recorded, or memory does not suffice.
         """
-        if self._graph_cls.records_on_demand:
-            self._graph_of(1)
-            return 0
         device = self._model_state.device
         free_before, _ = current_platform.mem_get_info(device)
         # The largest first: the others fit into its memory.
@@ -176,19 +172,6 @@ class CudaGraphManager:
         logger.info("Graphs for %s requests, in %.2f GiB", self._sizes, taken / GiB)
         return taken
 
-    def _graph_of(self, size: int) -> StaticGraph | None:
-        """The graph of a batch of `size` requests, recorded now if there was no such batch before;
-        None: it cannot be."""
-        if size not in self._graphs:
-            try:
-                self._graphs[size] = self._capture(size)
-            except RuntimeError as error:
-                self._graphs[size] = None
-                if str(error) not in self._refusals:
-                    logger.info("Decode steps of %d requests run without a graph: %s", size, error)
-                    self._refusals.add(str(error))
-        return self._graphs[size]
-
     def _capture(self, size: int) -> StaticGraph:
         """The graph of a batch of `size` requests."""
         config = self._vllm_config
@@ -200,16 +183,31 @@ class CudaGraphManager:
             return self._graph_cls(lambda: self._model_state.model(**arguments))
 
     def has_graph_for(self, batch: InputBatch) -> bool:
-        """Whether `batch` has one token a request, not too many of them, and encodes nothing."""
-        if batch.encoded or not batch.num_tokens == batch.num_reqs <= self._sizes[-1]:
-            return False
-        return not self._graph_cls.records_on_demand or self._graph_of(batch.num_reqs) is not None
+        """Whether `batch` has one token a request, and not too many of them."""
+        return batch.num_tokens == batch.num_reqs <= self._sizes[-1]
 
     def replay(self, batch: InputBatch) -> torch.Tensor:
         """The model's hidden states of `batch`, which `has_graph_for`: (num_tokens, hidden). They hold
         until the next replay."""
-        size = batch.num_reqs
-        if not self._graph_cls.records_on_demand:
-            size = self._sizes[bisect_left(self._sizes, size)]
+        return self._replay(batch)
+
+    def _replay(self, batch: InputBatch) -> torch.Tensor:
+        size = self._sizes[bisect_left(self._sizes, batch.num_reqs)]
         self.inputs.copy_in(batch, size)
         return self._graphs[size].replay()[: batch.num_reqs]
+
+
+def make_graph_manager(
+    model_state: ModelState,
+    kv_cache_config: KVCacheConfig,
+    attn_groups: list[list[AttentionGroup]],
+    block_tables: BlockTables,
+) -> CudaGraphManager:
+    """The manager of the platform's kind of graphs."""
+    from vllm.v1.worker.gpu.sized_graphs import SizedGraphManager
+
+    graph_cls = _graph_class()
+    arguments = model_state, kv_cache_config, attn_groups, block_tables
+    if issubclass(graph_cls, SizedGraph):
+        return SizedGraphManager(graph_cls, *arguments)
+    return CudaGraphManager(*arguments)

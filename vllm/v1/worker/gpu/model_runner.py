@@ -33,7 +33,7 @@ from vllm.v1.worker.gpu.attn_utils import (
 )
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import (
-    CudaGraphManager,
+    make_graph_manager,
     reasons_against_graphs,
     report_no_graphs,
 )
@@ -168,7 +168,7 @@ class GPUModelRunner:
         if reasons:
             report_no_graphs(reasons)
             return 0
-        self.graphs = CudaGraphManager(
+        self.graphs = make_graph_manager(
             self.model_state, self.kv_cache_config, self.attn_groups, self.block_tables
         )
         num_bytes = self.graphs.capture()

@@ -11,6 +11,7 @@ from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary, Ker
 from vllm.model_executor.layers.cpu_ops.target import host_target
 from vllm.model_executor.layers.cpu_ops.threads import (
     Arguments,
+    Counts,
     Scratch,
     launch,
     num_threads,
@@ -18,7 +19,7 @@ from vllm.model_executor.layers.cpu_ops.threads import (
 )
 
 from . import attend_args, cache_args
-from .tile_sizes import CHUNK
+from .tile_sizes import CHUNK, SPLIT_ROWS
 
 LIBRARY = KernelLibrary("vllm.v1.attention.ops.cpu.attention_kernels")
 _PLAN, _ATTEND = KernelTable(LIBRARY, "plan"), KernelTable(LIBRARY, "attend")
@@ -27,7 +28,9 @@ _BYTES_WORTH_A_THREAD = 1 << 17
 _MANY_ITEMS = 32  # some 10 microseconds each
 _MOST_PARTIAL_BYTES = 1 << 30  # of a recorded attention; what isn't used takes no memory
 
-_attend_args = Arguments(attend_args.FORMAT)
+_attend_args = Arguments(
+    attend_args.FORMAT, Counts(rows=None, requests=attend_args.NUM_REQUESTS)
+)
 _size_args = Arguments(attend_args.FORMAT)
 _cache_args = Arguments(cache_args.FORMAT)
 _plan_scratch, _thread_scratch, _partial_scratch = Scratch(), Scratch(), Scratch()
@@ -191,15 +194,14 @@ def paged_attention(
 def _reserve_for_any(
     query: torch.Tensor, sizes: tuple[int, int, int, int], most_keys: int
 ) -> tuple[int, int]:
-    """(scratch, partial results) for requests of up to `most_keys` keys, a query token each: a
-    recorded attention must hold for all later lengths."""
+    """(scratch, partial results) for as many tokens or fewer, of as many requests or fewer, of up to
+    `most_keys` keys each: a recorded attention must hold for all."""
     num_requests, num_kv_heads, group, head_size = sizes
-    if query.shape[0] != num_requests:
-        raise RuntimeError("a recorded attention has one token a request")
     _PLAN[query.dtype][0].run(_plan_of_nothing(query.dtype, group, head_size))
     (thread_bytes,) = _size_args.read(attend_args.THREAD_BYTES, 1)
     row_bytes = 4 * (head_size + 2 * host_target().lanes)
-    partial_bytes = num_requests * num_kv_heads * -(-most_keys // CHUNK) * group * row_bytes
+    rows = min(query.shape[0] * group, num_requests * SPLIT_ROWS)
+    partial_bytes = rows * num_kv_heads * -(-most_keys // CHUNK) * row_bytes
     if partial_bytes > _MOST_PARTIAL_BYTES:
         raise RuntimeError(
             f"attention over up to {most_keys} keys of {num_requests} requests takes "

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps from one recording, on devices whose graphs serve every smaller batch: prompts, single tokens
+and both together, without Python in the forward pass and without padding.
+
+    batch: 3 requests, 40 tokens | input_ids, positions, slots: 40 | query starts: 4 | lengths, tables: 3
+                                 v copied to the head of
+    static inputs                | as many as were recorded, what lies behind is not read
+                                 v read by
+    graph                        -> hidden states (40, hidden)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vllm.config import VllmConfig
+from vllm.forward_context import set_forward_context
+from vllm.logger import init_logger
+from vllm.platforms.static_graph import SizedGraph
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.utils import AttentionGroup
+
+logger = init_logger(__name__)
+
+# Tokens that are tried, the most first. In steps of more Python's part is small. Small numbers: where
+# only products of few rows can be recorded. Primes: a kernel whose rows are not tokens is noticed.
+_TOKENS = (1021, 509, 251, 127, 61, 31, 17, 8, 4, 2, 1)
+
+
+class SizedInputs:
+    """Inputs in place, for batches of up to `max_num_tokens` tokens of up to `max_num_reqs` requests;
+    shapes and dtypes as in `InputBatch`."""
+
+    def __init__(
+        self, max_num_tokens: int, max_num_reqs: int, block_tables: BlockTables, device: torch.device
+    ) -> None:
+        ints, longs = dict(dtype=torch.int32, device=device), dict(dtype=torch.int64, device=device)
+        self.input_ids = torch.zeros(max_num_tokens, **ints)
+        self.positions = torch.zeros(max_num_tokens, **longs)
+        self.query_start_loc = torch.zeros(max_num_reqs + 1, **ints)
+        self.seq_lens = torch.zeros(max_num_reqs, **ints)
+        tables = block_tables.tables
+        self.slots = [torch.full((max_num_tokens,), -1, **longs) for _ in tables]
+        self.blocks = [torch.zeros(max_num_reqs, table.max_num_blocks, **ints) for table in tables]
+
+    def copy_in(self, batch: InputBatch) -> None:
+        tokens, reqs = batch.num_tokens, batch.num_reqs
+        self.input_ids[:tokens].copy_(batch.input_ids)
+        self.positions[:tokens].copy_(batch.positions)
+        self.query_start_loc[: reqs + 1].copy_(batch.query_start_loc)
+        self.seq_lens[:reqs].copy_(batch.seq_lens)
+        for group, (slots, blocks) in enumerate(zip(batch.slot_mappings, batch.block_tables)):
+            self.slots[group][:tokens].copy_(slots)
+            self.blocks[group][:reqs, : blocks.shape[1]].copy_(blocks)
+
+    def batch(self) -> InputBatch:
+        """All of it as a batch, whose numbers on the host are nobody's."""
+        num_tokens, num_reqs = len(self.input_ids), len(self.seq_lens)
+        ones, nothing = np.ones(num_reqs, np.int32), np.zeros(num_reqs, np.int32)
+        starts = np.arange(num_reqs + 1, dtype=np.int32)
+        return InputBatch(
+            req_ids=[""] * num_reqs,
+            rows=nothing,
+            num_scheduled_tokens=ones,
+            num_computed_tokens=nothing,
+            query_start_loc_np=starts,
+            seq_lens_np=ones,
+            sampling=nothing,
+            num_tokens=num_tokens,
+            input_ids=self.input_ids,
+            positions=self.positions,
+            query_start_loc=self.query_start_loc,
+            query_start_loc_cpu=torch.from_numpy(starts),
+            seq_lens=self.seq_lens,
+            block_tables=self.blocks,
+            slot_mappings=self.slots,
+            encoded=[],
+            encoder_seq_lens_np=nothing,
+            encoder_seq_lens=torch.zeros_like(self.seq_lens),
+        )
+
+
+class SizedGraphManager(CudaGraphManager):
+    """One graph for all steps of up to so many tokens as it could be recorded for."""
+
+    def __init__(
+        self,
+        graph_cls: type[SizedGraph],
+        model_state: ModelState,
+        kv_cache_config: KVCacheConfig,
+        attn_groups: list[list[AttentionGroup]],
+        block_tables: BlockTables,
+    ) -> None:
+        self._graph_cls = graph_cls
+        self._model_state = model_state
+        self._kv_cache_config = kv_cache_config
+        self._attn_groups = attn_groups
+        self._block_tables = block_tables
+        self._graph: SizedGraph | None = None
+        self.max_num_tokens = self.max_num_reqs = 0
+
+    def capture(self) -> int:
+        """Records the graph, if the model can be recorded; else the log says why not."""
+        limits = self._model_state.vllm_config.scheduler_config
+        why: RuntimeError | None = None
+        for num_tokens in _TOKENS:
+            num_reqs = min(num_tokens, limits.max_num_seqs, self._largest_graph)
+            if num_tokens > limits.max_num_batched_tokens:
+                continue
+            try:
+                self._record(num_tokens, num_reqs)
+                logger.debug("A graph for up to %d tokens of %d requests", num_tokens, num_reqs)
+                return 0
+            except RuntimeError as error:
+                why = why or error
+        logger.info("Steps run without a graph: %s", why)
+        return 0
+
+    @property
+    def _config(self) -> VllmConfig:
+        return self._model_state.vllm_config
+
+    @property
+    def _largest_graph(self) -> int:
+        return self._config.compilation_config.cudagraph_capture_sizes[-1]
+
+    def _record(self, num_tokens: int, num_reqs: int) -> None:
+        inputs = SizedInputs(num_tokens, num_reqs, self._block_tables, self._model_state.device)
+        batch = inputs.batch()
+        metadata = self._model_state.prepare_attn(batch, self._attn_groups)
+        slots = build_slot_mappings_by_layer(batch.slot_mappings, self._kv_cache_config)
+        arguments = self._model_state.prepare_inputs(batch)
+        with set_forward_context(metadata, self._config, num_tokens, slots):
+            graph = self._graph_cls(
+                lambda: self._model_state.model(**arguments), num_tokens, num_reqs
+            )
+        self.inputs, self._graph = inputs, graph
+        self.max_num_tokens, self.max_num_reqs = num_tokens, num_reqs
+
+    def has_graph_for(self, batch: InputBatch) -> bool:
+        """Whether `batch` has no more tokens and requests than were recorded, and encodes nothing."""
+        fits = batch.num_tokens <= self.max_num_tokens and batch.num_reqs <= self.max_num_reqs
+        return fits and not batch.encoded
+
+    def _replay(self, batch: InputBatch) -> torch.Tensor:
+        self.inputs.copy_in(batch)
+        return self._graph.replay(batch.num_tokens, batch.num_reqs)
