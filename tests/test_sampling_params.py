@@ -23,6 +23,7 @@ BAD = [
     ("stop_token_ids", ["x"]), ("stop_token_ids", [True]), ("allowed_token_ids", []),
     ("allowed_token_ids", ["x"]), ("allowed_token_ids", 5), ("logprob_token_ids", []),
     ("logprob_token_ids", list(range(129))), ("bad_words", [""]), ("bad_words", [3]),
+    ("bad_words_token_ids", [[]]), ("bad_words_token_ids", [3]), ("bad_words_token_ids", [[True]]),
     ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)), ("logit_bias", {"x": 1.0}),
     ("logit_bias", {1: float("nan")}), ("logit_bias", {1: "x"}), ("truncate_prompt_tokens", 0),
     ("truncate_prompt_tokens", -2), ("ignore_eos", "yes"), ("detokenize", None),
@@ -98,6 +99,10 @@ def test_bad_words_are_banned_at_a_start_and_after_a_space():
     params.update_from_tokenizer(_Words())
     ids = [bytes(word).decode() for word in params.bad_words_token_ids]
     assert ids == ["ab", "Ab", "b", "B", "c"]
+    params.bad_words_token_ids = [[7, 8], [*b"ab"]]
+    params.update_from_tokenizer(_Words())
+    assert params.bad_words_token_ids[:3] == [[7, 8], [*b"ab"], [*b"Ab"]]
+    assert len(params.bad_words_token_ids) == 6
 
 
 @pytest.mark.parametrize(
@@ -107,6 +112,7 @@ def test_bad_words_are_banned_at_a_start_and_after_a_space():
         ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
         ({"logit_bias": {49152: 1.0}}, "logit_bias"),
         ({"logprob_token_ids": [10**9]}, "logprob_token_ids"),
+        ({"bad_words_token_ids": [[1], [2, 49152]]}, "bad_words_token_ids"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 49152}, "prompt_logprobs"),

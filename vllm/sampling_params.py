@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -274,6 +275,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             raise ValueError(f"bad_words holds {len(self.bad_words)} words; at most {MAX_BAD_WORDS}")
         if any(not isinstance(word, str) or not word.strip() for word in self.bad_words):
             raise ValueError("bad_words must hold words: texts that are not empty")
+        for ids in self.bad_words_token_ids or ():
+            if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
+                raise ValueError(f"bad_words_token_ids must hold lists of token ids, not {ids!r:.100}")
         for token, bias in (self.logit_bias or {}).items():
             if type(token) is not int or not isinstance(bias, (int, float)) or bias != bias:
                 raise ValueError(f"logit_bias must map token ids to numbers, not {token!r}: {bias!r}")
@@ -356,16 +360,19 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         """
         if not self.bad_words:
             return
-        self.bad_words_token_ids = []
+        banned = list(self.bad_words_token_ids or [])  # What the model's own config forbids.
         for word in self.bad_words:
             plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
             spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
             if not plain:
                 raise ValueError(f"bad_words holds {word!r}, of which the tokenizer makes no tokens")
-            self.bad_words_token_ids.append(plain)
+            banned.append(plain)
             # Where a space is a token of its own, `plain` is found after it anyway.
             if spaced[-len(plain) :] != plain:
-                self.bad_words_token_ids.append(spaced)
+                banned.append(spaced)
+        self.bad_words_token_ids = [
+            ids for place, ids in enumerate(banned) if ids not in banned[:place]
+        ]
 
     @cached_property
     def sampling_type(self) -> SamplingType:
@@ -413,6 +420,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
             "forced_eos_token_id",
         ):  # fmt: skip
             _require_known_tokens(name, getattr(self, name) or (), vocab_size)
+        banned = itertools.chain.from_iterable(self.bad_words_token_ids or ())
+        _require_known_tokens("bad_words_token_ids", banned, vocab_size)
 
     @staticmethod
     def for_sampler_warmup() -> SamplingParams:

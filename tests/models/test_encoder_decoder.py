@@ -4,12 +4,15 @@ however the engine splits, shares, evicts and repeats its work."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.models.tiny_encoder_decoder import (
     BOS,
     MAX_ENCODER_LEN,
     START,
+    _reference,
     enc_dec_prompts,
     generate,
     make_bart,
@@ -149,3 +152,22 @@ def test_memory_is_measured_with_the_largest_inputs(folder, budget, count):
     calls = count_encoded(llm)
     assert llm.collective_rpc(profile) == [[(MAX_ENCODER_LEN, 32)] * count]
     assert calls == [count, count]
+
+
+def test_words_that_the_generation_config_forbids(tmp_path):
+    """`bad_words_ids`, as Marian checkpoints have them: Transformers reads them from the same file.
+    Guards against padding in a translation."""
+    make_bart(tmp_path)
+    free = generate(tmp_path, TEXTS[:4], PROMPTS[:4], NUM_NEW_TOKENS)
+    banned = [[free[0][0]], free[1][:2], [START]]
+    path = tmp_path / "generation_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "bad_words_ids": banned}))
+    _reference.cache_clear()
+    expected = generate(tmp_path, TEXTS[:4], PROMPTS[:4], NUM_NEW_TOKENS)
+    assert expected[:2] != free[:2]
+    llm = make_llm(tmp_path, generation_config="auto", max_model_len=64, num_gpu_blocks_override=200)
+    params = llm.get_default_sampling_params()
+    params.max_tokens, params.ignore_eos, params.detokenize = NUM_NEW_TOKENS, True, False
+    outputs = llm.generate(enc_dec_prompts(TEXTS[:4], PROMPTS[:4]), params, use_tqdm=False)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected

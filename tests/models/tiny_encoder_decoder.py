@@ -93,8 +93,7 @@ def make_llm(folder: Path, **engine_args) -> LLM:
     return LLM(
         model=str(folder),
         skip_tokenizer_init=True,
-        generation_config="vllm",
-        **{"dtype": "float32", **engine_args},
+        **{"dtype": "float32", "generation_config": "vllm", **engine_args},
     )
 
 

@@ -68,6 +68,14 @@ def test_beams_and_what_has_no_effect_are_told(caplog_vllm):
     assert "no effect: suppress_tokens" in caplog_vllm.text
 
 
+@pytest.mark.parametrize("eos", [2, [2, 3]])
+def test_words_that_the_config_forbids(eos):
+    """As Transformers, which lets a text end all the same. Guards against a translation model that
+    emits padding."""
+    config = {**SUMMARISER, "eos_token_id": eos, "bad_words_ids": [[9], [2], [4, 5]]}
+    assert sampling_defaults(config, True)["bad_words_token_ids"] == [[9], [4, 5]]
+
+
 def test_a_requests_own_lengths():
     """`max_tokens` and `max_length` bound both; a minimum gives way to a maximum, as in
     Transformers, where EOS is forbidden until the end."""

@@ -14,7 +14,7 @@ logger = init_logger(__name__)
 _SAME = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 # Fields that change which tokens come out and that are not supported.
 _WITHOUT_EFFECT = (
-    "bad_words_ids", "begin_suppress_tokens", "encoder_no_repeat_ngram_size",
+    "begin_suppress_tokens", "encoder_no_repeat_ngram_size",
     "encoder_repetition_penalty", "exponential_decay_length_penalty", "sequence_bias",
     "suppress_tokens",
 )  # fmt: skip
@@ -22,7 +22,7 @@ _WITHOUT_EFFECT = (
 
 # Fields that are no sampling parameters, or are turned into others.
 _TURNED = (
-    "bos_token_id", "decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id",
+    "bad_words_ids", "bos_token_id", "decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id",
     "forced_bos_token_id", "length_penalty", "max_new_tokens", "min_new_tokens", "num_beams",
     "pad_token_id", *_WITHOUT_EFFECT,
 )  # fmt: skip
@@ -48,6 +48,12 @@ def sampling_defaults(
         picked["no_repeat_ngram_size"] = generation_config["no_repeat_ngram_size"]
     if _is_set(generation_config, "forced_eos_token_id"):
         picked["forced_eos_token_id"] = generation_config["forced_eos_token_id"]
+    if generation_config.get("bad_words_ids"):
+        # As in Transformers, the token that ends a text is never one.
+        ends = generation_config.get("eos_token_id")
+        ends = ends if isinstance(ends, list) else [ends]
+        words = generation_config["bad_words_ids"]
+        picked["bad_words_token_ids"] = [ids for ids in words if ids not in [[e] for e in ends]]
     forced_bos = is_encoder_decoder and _is_set(generation_config, "forced_bos_token_id")
     if _is_set(generation_config, "max_new_tokens"):
         picked["max_tokens"] = max(generation_config["max_new_tokens"] - forced_bos, 1)

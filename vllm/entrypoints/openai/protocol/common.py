@@ -349,6 +349,7 @@ class GenerationRequest(RequestFields):
             extra_args=self._extra_args(),
             no_repeat_ngram_size=defaults.get("no_repeat_ngram_size", 0),
             forced_eos_token_id=defaults.get("forced_eos_token_id"),
+            bad_words_token_ids=defaults.get("bad_words_token_ids"),
             max_length=None if asks_length else defaults.get("max_length"),
             min_length=None if "min_tokens" in given else defaults.get("min_length"),
         )
