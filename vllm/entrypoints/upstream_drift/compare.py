@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.entrypoints.upstream_drift.signatures import compare_signatures
@@ -44,6 +44,49 @@ def compare(here: dict[str, Any], there: dict[str, Any]) -> list[Finding]:
             places = _places(name, module, homes, there["elsewhere"])
             findings += _compare_name(module, name, described, other, places)
     return _without_repeats(findings, here)
+
+
+def losses(here: dict[str, Any], base: dict[str, Any], there: dict[str, Any]) -> list[Finding]:
+    """A finding for each public name here that `base` has as well: what became of base's there. What is
+    no longer there is `absent`, with its module or without."""
+    findings = compare(_shared(here, base), there)
+    unknown = [
+        Finding(module, name, "unknown", f"in the base: {other['error']}")
+        for module, other in sorted(base["modules"].items())
+        if "error" in other
+        for name in sorted(here["modules"].get(module, {}).get("names", {}))
+    ]
+    return unknown + [_as_loss(finding) for finding in findings]
+
+
+def _as_loss(finding: Finding) -> Finding:
+    """What upstream took away, of a name or of its parameters, is nothing that is only here."""
+    if finding.status == "only here":
+        return replace(finding, status="absent", detail="")
+    if finding.status == "extended":
+        return replace(finding, status="changed", detail=f"not there: {finding.detail}")
+    return finding
+
+
+def _shared(here: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """Of `base`, the names and members that are public here."""
+    modules = {}
+    for module, listing in here["modules"].items():
+        other = base["modules"].get(module, {})
+        known = other.get("others", {}) | other.get("names", {})
+        names = {
+            name: _with_members_of(known[name], mine)
+            for name, mine in listing.get("names", {}).items()
+            if name in known
+        }
+        modules[module] = {"names": names}
+    return {"modules": modules}
+
+
+def _with_members_of(theirs: dict, mine: dict) -> dict:
+    public = mine.get("members", {})
+    members = {n: m for n, m in theirs.get("members", {}).items() if n in public}
+    return theirs | {"members": members}
 
 
 def _homes(here: dict[str, Any]) -> dict[str, set[str]]:

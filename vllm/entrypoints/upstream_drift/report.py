@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import vllm
-from vllm.entrypoints.upstream_drift.compare import STATUSES, Finding, compare
+from vllm.entrypoints.upstream_drift.compare import STATUSES, Finding, compare, losses
 from vllm.entrypoints.upstream_drift.releases import Release, list_interface, resolve
 
 _SHOWN_NAMES = 6
@@ -19,21 +19,20 @@ _SHOWN_NAMES = 6
 
 def find_drift(against: str, prefixes: list[str], base: str | None = None) -> list[Finding]:
     """The findings for all modules here that begin with one of `prefixes`; with `base`, another
-    release, only those that differ from what is found there.
+    release, what became of that one's names since.
 
     Raises:
-        ValueError: no module does, or the release cannot be had or asked.
+        ValueError: no module does, or a release cannot be had or asked.
     """
     modules = [m for m in _own_modules() if any(_is_under(m, prefix) for prefix in prefixes)]
     if not modules:
         raise ValueError(f"no module here begins with {' or '.join(prefixes)}")
     root = str(Path(vllm.__file__).parents[1])
     here = list_interface(Release(sys.executable, root), modules)
-    findings = compare(here, list_interface(resolve(against), modules))
+    there = list_interface(resolve(against), modules)
     if base is None:
-        return findings
-    known = set(compare(here, list_interface(resolve(base), modules)))
-    return [finding for finding in findings if finding not in known]
+        return compare(here, there)
+    return losses(here, list_interface(resolve(base), modules), there)
 
 
 def _is_under(module: str, prefix: str) -> bool:
@@ -59,7 +58,9 @@ def _folders(package: str, path: str) -> list[list[str]]:
     return [names, *folders]
 
 
-def as_text(findings: list[Finding], shown: list[Finding], against: str) -> str:
+def as_text(
+    findings: list[Finding], shown: list[Finding], against: str, base: str | None = None
+) -> str:
     """A line for each of `shown`, by module; then how many names there are of each status."""
     lines, module = [], None
     for finding in _in_short(shown):
@@ -69,7 +70,8 @@ def as_text(findings: list[Finding], shown: list[Finding], against: str) -> str:
         detail = f"  ({_shortened(finding.detail)})" if finding.detail else ""
         lines.append(f"  {finding.status:9}  {finding.name}{detail}")
     counts = Counter(finding.status for finding in findings)
-    lines.append(f"\n{len(findings)} public names here, against {against}:")
+    whose = f"here and in {base}" if base else "here"
+    lines.append(f"\n{len(findings)} public names {whose}, against {against}:")
     lines += [f"  {counts[s]:5}  {s:9}  {meaning}" for s, meaning in STATUSES.items() if counts[s]]
     return "\n".join(lines) + "\n"
 

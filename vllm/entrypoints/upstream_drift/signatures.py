@@ -18,18 +18,20 @@ def compare_signatures(mine: Parameters | None, theirs: Parameters | None) -> tu
     added = [p for p in mine if p[0] not in others]
     more = [p for p in theirs if p[0] not in names]
     changed = _changed_kinds(mine, theirs)
-    is_alike = _common(mine, others) == _common(theirs, names) and not changed
+    if _common(mine, others) != _common(theirs, names):
+        changed.append("order of parameters")
+    is_alike = not changed
     if is_alike and all(p[2] for p in (*added, *more)):
         if not more and _come_last(added, mine):
             return ("extended" if added else "same"), ", ".join(p[0] for p in added)
         if not added:
             return "wider", _wider(more, theirs)
     words = [
-        f"only there: {', '.join(_names(more))}" if more else "",
-        f"only here: {', '.join(_names(added))}" if added else "",
+        f"new there: {', '.join(_names(more))}" if more else "",
+        f"not there: {', '.join(_names(added))}" if added else "",
         *changed,
     ]
-    return "changed", "; ".join(w for w in words if w) or "order of parameters"
+    return "changed", "; ".join(w for w in words if w)
 
 
 def _common(parameters: Parameters, names: list[str]) -> list[str]:
