@@ -8,7 +8,8 @@ import itertools
 import pytest
 
 from vllm.benchmarks.step_profile import (
-    ATTENTION, PARTS, PRODUCTS, REST, SAMPLING, SCHEDULING, PartClock, profile_steps,
+    ATTENTION, FORWARD, INPUTS, PARTS, PRODUCTS, REST, SAMPLING, SCHEDULING, PartClock,
+    profile_steps,
 )  # fmt: skip
 
 
@@ -58,6 +59,10 @@ def test_profile_of_a_model(tmp_path):
     assert tuple(profile.milliseconds) == PARTS
     for part in (PRODUCTS, ATTENTION, SAMPLING, SCHEDULING):
         assert profile.milliseconds[part] > 0
+    whole = profile_steps(llm, lambda: seen.append(run()), with_modules=False)
+    assert seen[-1] == expected and whole.num_steps == 5
+    assert not whole.milliseconds[PRODUCTS] and whole.milliseconds[FORWARD] > 0
+    assert whole.milliseconds[INPUTS] > 0
     core = llm.llm_engine.engine_core.engine_core
     assert "schedule" not in vars(core.scheduler)
     model = core.model_executor.driver_worker.get_model()

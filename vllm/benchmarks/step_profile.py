@@ -116,7 +116,8 @@ def _methods(llm: LLM) -> list[tuple[Any, str, str]]:
         ValueError: the engine core runs in a process of its own.
     """
     from vllm.v1.engine.core_client import InprocClient
-    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, StaticInputs
+    from vllm.v1.worker.gpu.sized_graphs import SizedInputs
 
     client = llm.llm_engine.engine_core
     if not isinstance(client, InprocClient):
@@ -130,6 +131,8 @@ def _methods(llm: LLM) -> list[tuple[Any, str, str]]:
         (core.model_executor, "sample_tokens", SAMPLING),
         (runner.model, "forward", FORWARD),
         (CudaGraphManager, "replay", FORWARD),
+        (StaticInputs, "copy_in", INPUTS),
+        (SizedInputs, "copy_in", INPUTS),
         (llm.llm_engine.output_processor, "process_outputs", OUTPUTS),
     ]
 
