@@ -137,6 +137,13 @@ def test_a_completions_prompt_is_the_encoders_text(texts, prompt):
     assert response.json()["usage"]["prompt_tokens"] == 6
 
 
+def test_an_empty_text(texts):
+    """Its special tokens are read, as Transformers reads them; without those there is nothing."""
+    assert complete(texts, "").status_code == 200
+    assert texts.engine.feature.data["encoder_input_ids"].data.tolist() == [CAT[0], CAT[-1]]
+    assert "text 0 is empty" in error_of(complete(texts, "", add_special_tokens=False))
+
+
 def test_several_prompts(texts):
     before = len(texts.engine.requests)
     assert len(complete(texts, ["the cat", "the mat"]).json()["choices"]) == 2

@@ -102,8 +102,6 @@ def _text(item: Any) -> str:
             f"prompt mixes texts with {type(item).__name__}; a list must hold one kind",
             param="prompt",
         )
-    if not item:
-        raise RequestError("prompt holds an empty text: give a character at least", param="prompt")
     return valid_text(item)
 
 
