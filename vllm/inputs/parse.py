@@ -93,6 +93,7 @@ def parse_prompt(prompt: PromptType) -> ParsedPrompt:
     salt = prompt.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise ValueError("cache_salt must be a non-empty string")
+    check_unicode(salt or "", "cache_salt")
     return ParsedPrompt(
         text,
         token_ids,

@@ -40,6 +40,7 @@ def process(processor, prompt, params=None, **more):
         ({"prompt": "a", "multi_modal_data": [1]}, "must be a dict"),
         ({"encoder_prompt": "a", "decoder_prompt": "b"}, "encoder-decoder models only"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "cache_salt is not valid Unicode"),
         (3, "not int"),
         (None, "not NoneType"),
         ([1] * 33, "33 tokens.*32"),
