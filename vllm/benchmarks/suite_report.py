@@ -119,7 +119,8 @@ def engine_notes(report: SuiteReport) -> list[str]:
     for settings, results in same.items():
         memory = max(result.peak_memory_bytes for result in results)
         rounds = _range([len(result.seconds) for result in results])
-        notes.append(f"{settings}; up to {memory / 1e6:.0f} MB, {rounds} rounds")
+        unit = "round" if rounds == "1" else "rounds"
+        notes.append(f"{settings}; up to {memory / 1e6:.0f} MB, {rounds} {unit}")
     notes += _products(report)
     ready = ", ".join(f"{name} {s:.1f} s" for name, s in report.ready_seconds.items())
     if ready:
