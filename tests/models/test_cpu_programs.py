@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.models.test_tiny import small_pool
-from tests.models.tiny import VOCAB_SIZE, Family, make_model
+from tests.models.tiny import NATIVE, VOCAB_SIZE, Family, make_model
 
 from vllm import LLM, SamplingParams
 from vllm.config import CUDAGraphMode
@@ -22,8 +22,9 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 SHAPE = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, vocab_size=VOCAB_SIZE + 29)
 FAMILIES = {
     "llama": Family("llama", dict(SHAPE, tie_word_embeddings=True)),
+    "qwen3": Family("qwen3", dict(SHAPE, head_dim=16)),
+    "gemma3": Family("gemma3_text", dict(NATIVE["gemma3"].config, **{**SHAPE, "head_dim": 16})),
     "qwen2": Family("qwen2", dict(SHAPE, use_sliding_window=True, sliding_window=21)),
-    "mistral": Family("mistral", dict(SHAPE, sliding_window=21)),
 }
 # The longest passes the 256 keys of which an attention's parts are made; others cross pages.
 LENGTHS = (250, 15, 40, 3, 100)

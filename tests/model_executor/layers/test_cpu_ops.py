@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.layers.cpu_ops import elementwise
 from vllm.v1.attention.ops.cpu import key_value_views, reshape_and_cache
 
 # Half a unit in the last place of an output of size 1, and a little for the sum.
@@ -66,6 +67,38 @@ def test_fused_add_rms_norm(dtype, size):
     out = cpu_ops.fused_add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(residual, total) and untouched(residual)
     assert torch.equal(out, expected)
+
+
+@DTYPES
+@SIZES
+def test_gemma_rms_norm(dtype, size):
+    """Rounds once, after 1 + weight; the residual is torch's sum. Fault: Llama's order of rounding,
+    or a tail that takes the 1 for a value."""
+    x, residual = guarded(5, size, dtype), guarded(5, size, dtype)
+    weight = torch.randn(size).to(dtype)
+    total = x + residual
+    wide = total.double()
+    normed = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    out = cpu_ops.gemma_rms_norm(x, weight, 1e-5, residual)
+    near(out, normed * (1 + weight.double()), slack=2)
+    assert torch.equal(residual, total) and untouched(residual)
+    assert torch.equal(cpu_ops.gemma_rms_norm(total, weight, 1e-5), out)
+
+
+@DTYPES
+@SIZES
+def test_copies_and_multiples_are_torchs(dtype, size):
+    """Bit for bit: programs have these in the place of torch's. Fault: rows that lie apart are read
+    as if they were packed, or a multiple is rounded twice."""
+    x = guarded(5, size, dtype)
+    dense = torch.empty(5, size, dtype=dtype)
+    assert torch.equal(elementwise.copy_rows(x, dense), x)
+    out = elementwise.scale(dense, 0.1 * size**0.5, torch.empty_like(dense))
+    assert torch.equal(out, dense * (0.1 * size**0.5))
+    with pytest.raises(ValueError, match="no kernel"):
+        elementwise.copy_rows(x.expand(2, 5, size), dense)
+    with pytest.raises(ValueError, match="no kernel"):
+        elementwise.scale(x, 2.0, torch.empty(5, size + 1, dtype=dtype))
 
 
 def test_rms_norm_equals_llama_in_bfloat16():

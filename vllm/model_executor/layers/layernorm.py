@@ -83,6 +83,12 @@ class GemmaRMSNorm(CustomOp):
         normed = F.rms_norm(x.float(), scale.shape, scale, self.variance_epsilon).to(x.dtype)
         return normed if residual is None else (normed, residual)
 
+    def forward_cpu(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        normed = cpu_ops.gemma_rms_norm(x, self.weight, self.variance_epsilon, residual)
+        return normed if residual is None else (normed, residual)
+
     def extra_repr(self) -> str:
         return f"hidden_size={self.weight.numel()}, eps={self.variance_epsilon}"
 

@@ -6,6 +6,7 @@
     rms_norm(x, weight, eps, out=None)
     fused_add_rms_norm(x, residual, weight, eps, out=None)
                                     residual += x in place; returns the norm of the sum
+    gemma_rms_norm(x, weight, eps, residual=None)
     layer_norm(x, weight, bias, eps, residual=None, out=None)
     silu_and_mul, gelu_and_mul, gelu_tanh_and_mul (x, out=None)
                                     (..., 2 N) -> (..., N)
@@ -31,6 +32,7 @@ from .linear import gemv, linear
 from .ops import (
     LIBRARY,
     fused_add_rms_norm,
+    gemma_rms_norm,
     gelu_and_mul,
     gelu_tanh_and_mul,
     layer_norm,
@@ -56,6 +58,7 @@ __all__ = [
     "fused_add_rms_norm",
     "gelu_and_mul",
     "gelu_tanh_and_mul",
+    "gemma_rms_norm",
     "gemv",
     "init_threads",
     "is_packed",

@@ -45,10 +45,22 @@ def make_add_residual(simd: Simd) -> Callable:
     return add
 
 
-def make_rms_norm(simd: Simd) -> Callable:
+def make_weigh(simd: Simd) -> Callable:
     """As Llama does it: the normed value is rounded to the storage dtype before the weight
     multiplies it.
     """
+    rounded = simd.round
+    return jit(lambda normed, weight: rounded(normed) * weight)
+
+
+def make_weigh_gemma(simd: Simd) -> Callable:
+    """As Gemma does it: times 1 + weight, rounded when that is done."""
+    splat = simd.splat
+    return jit(lambda normed, weight: normed * (weight + splat(ONE)))
+
+
+def make_rms_norm(simd: Simd, weigh: Callable) -> Callable:
+    """`weigh(normed, weight)`: what the weight does."""
     iload64, dload64, div, lanes, itemsize = (
         simd.iload64,
         simd.dload64,
@@ -56,13 +68,7 @@ def make_rms_norm(simd: Simd) -> Callable:
         simd.lanes,
         simd.itemsize,
     )
-    load, load_tail, store, store_tail, rounded = (
-        simd.load,
-        simd.load_tail,
-        simd.store,
-        simd.store_tail,
-        simd.round,
-    )
+    load, load_tail, store, store_tail = simd.load, simd.load_tail, simd.store, simd.store_tail
     splat, fma, hsum, sqrt, add = (
         simd.splat,
         simd.fma,
@@ -89,14 +95,11 @@ def make_rms_norm(simd: Simd) -> Callable:
         full = div(size, lanes) * lanes
         scale = factor(x, size, full, np.float32(dload64(p + A.NORM_EPS)))
         for i in range(0, itemsize * full, itemsize * lanes):
-            store(out + i, rounded(load(x + i) * scale) * load(weight + i))
+            store(out + i, weigh(load(x + i) * scale, load(weight + i)))
         if full < size:
             at, rest = itemsize * full, size - full
-            store_tail(
-                out + at,
-                rounded(load_tail(x + at, rest) * scale) * load_tail(weight + at, rest),
-                rest,
-            )
+            normed = load_tail(x + at, rest) * scale
+            store_tail(out + at, weigh(normed, load_tail(weight + at, rest)), rest)
 
     @jit
     def body(p, first, stop):

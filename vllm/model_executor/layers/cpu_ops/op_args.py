@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the small kernels: byte offsets of int64 words (EPS: float64). Strides are in bytes.
+"""Arguments of the small kernels: byte offsets of int64 words (EPS, FACTOR: float64). Strides are in bytes.
 
 Each record begins with NEXT (the atomic counter), STEP (rows taken at a time) and ROWS.
 """
@@ -39,3 +39,9 @@ PACKED_FORMAT = "14q"
 
 EMBED_IDS, EMBED_TABLE, EMBED_ROW_BYTES, EMBED_PANEL_BYTES, EMBED_OUT = range(24, 64, 8)
 EMBED_FORMAT = "8q"
+
+COPY_X, COPY_X_ROW, COPY_OUT, COPY_ROW_BYTES = range(24, 56, 8)
+COPY_FORMAT = "7q"
+
+SCALE_X, SCALE_OUT, SCALE_SIZE, SCALE_FACTOR = range(24, 56, 8)
+SCALE_FORMAT = "6qd"

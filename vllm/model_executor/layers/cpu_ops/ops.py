@@ -16,6 +16,7 @@ _norm_args = Arguments(op_args.NORM_FORMAT)
 _gate_args = Arguments(op_args.GATE_FORMAT)
 _rotary_args = Arguments(op_args.ROTARY_FORMAT)
 _RMS_NORM, _LAYER_NORM = KernelTable(LIBRARY, "rms_norm"), KernelTable(LIBRARY, "layer_norm")
+_GEMMA_RMS_NORM = KernelTable(LIBRARY, "gemma_rms_norm")
 _SILU, _GELU = KernelTable(LIBRARY, "silu_and_mul"), KernelTable(LIBRARY, "gelu_and_mul")
 _GELU_TANH, _ROTARY = KernelTable(LIBRARY, "gelu_tanh_and_mul"), KernelTable(LIBRARY, "rotary")
 
@@ -109,6 +110,14 @@ def fused_add_rms_norm(
 ) -> torch.Tensor:
     """residual += x (in place, rounded); returns rms_norm(residual). `out` may be x."""
     return _norm(_RMS_NORM, x, weight, None, eps, residual, out)
+
+
+def gemma_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x (..., N) / rms(x) * (1 + weight), rounded once; with a residual, residual += x first (in
+    place) and the sum is normed."""
+    return _norm(_GEMMA_RMS_NORM, x, weight, None, eps, residual, None)
 
 
 def layer_norm(

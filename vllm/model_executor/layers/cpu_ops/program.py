@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.platforms.static_graph import SizedGraph
 
 from . import program_args as A
+from .elementwise import copy_rows, scale
 from .kernel_library import KernelLibrary
 from .op_args import ROWS, STEP
 from .panel_sizes import MAX_ROWS
@@ -62,6 +63,13 @@ _VIEWS = {
     _aten.unsqueeze.default,
     _aten.view.default,
     _aten._unsafe_view.default,
+}
+
+
+# What torch computes in models besides layers, by kernels: (arguments, memory for the result).
+_COMPUTED: dict[object, Callable[..., torch.Tensor]] = {
+    _aten.clone.default: lambda x, out: copy_rows(x, out),
+    _aten.mul.Tensor: lambda x, factor, out: scale(x, factor, out),
 }
 
 
@@ -105,6 +113,8 @@ class _Allocations(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in _VIEWS:
             return func(*args, **kwargs)
+        if func in _COMPUTED and not any(isinstance(arg, torch.Tensor) for arg in args[1:]):
+            return _computed(func, *args)
         if func not in _ALLOCATIONS:
             with self:  # flatten, chunk and the like are made of others
                 out = func.decompose(*args, **kwargs)
@@ -115,6 +125,13 @@ class _Allocations(TorchDispatchMode):
         shape = like.shape if func is _aten.empty_like.default else args[-1]
         dtype = kwargs.get("dtype") or (torch.get_default_dtype() if like is None else like.dtype)
         return _arena.empty(torch.Size(shape), dtype)
+
+
+def _computed(func, x: torch.Tensor, *args: float) -> torch.Tensor:
+    try:
+        return _COMPUTED[func](x, *args, _arena.empty(x.shape, x.dtype))
+    except ValueError as error:
+        raise RuntimeError(f"torch computes {func} in it: {error}") from error
 
 
 class _Records:
