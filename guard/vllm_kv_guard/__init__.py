@@ -41,7 +41,7 @@ def register() -> None:
     """Wraps the first of the hooks; once in a process, however often it is called."""
     if mode() == "off":
         return
-    start = time.perf_counter()
+    start = time.thread_time()
     try:
         from vllm.v1.worker.worker_base import WorkerWrapperBase
 
@@ -55,10 +55,10 @@ def register() -> None:
 
     @functools.wraps(original)
     def initialize_from_config(self, kv_cache_configs, *args, **kwargs):
-        start = time.perf_counter()
+        start = time.thread_time()
         from vllm_kv_guard.connectors import watch
 
-        loading = time.perf_counter() - start
+        loading = time.thread_time() - start
         with watch(getattr(self.worker, "vllm_config", None)) as registrations:
             result = original(self, kv_cache_configs, *args, **kwargs)
         rank = getattr(self, "global_rank", 0) or 0
@@ -68,24 +68,25 @@ def register() -> None:
     initialize_from_config.is_kv_guard = True
     WorkerWrapperBase.initialize_from_config = initialize_from_config
     _vllm_logger().debug("KV guard: hooked %s", HOOKS[0])
-    hooking.append(time.perf_counter() - start)
+    hooking.append(time.thread_time() - start)
 
 
 def guard(worker, kv_cache_config, registrations=(), spent: float = 0.0) -> None:
     """Looks at the caches of `worker` and at what connectors were handed, and says or does what the
-    mode asks for. `spent`: seconds of its own before that; the line has them all.
+    mode asks for. `spent`: seconds of its own before that; the line has them all. It is processor
+    time: how long others kept it waiting is not its own.
 
     Raises:
         RuntimeError: caches collide, and the mode is refuse.
     """
-    start = time.perf_counter()
+    start = time.thread_time()
     from vllm_kv_guard.findings import Report, examine
 
     try:
         report = examine(worker, kv_cache_config, registrations)
     except Exception as error:  # A guard must not take down what it guards.
         report = Report(unknown=[f"{type(error).__name__}: {error}"])
-    report.seconds = time.perf_counter() - start + spent
+    report.seconds = time.thread_time() - start + spent
     text = f"KV guard: {report.line()}{_release_note()}"
     # vLLM configures its own loggers; a plugin's would be silent below a warning.
     if report.is_sound or mode() == "log":

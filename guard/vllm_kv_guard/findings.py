@@ -11,11 +11,14 @@ from vllm_kv_guard.caches import LayerCache, layer_caches
 from vllm_kv_guard.connectors import Registration, wrong_registrations
 from vllm_kv_guard.kv_cache_geometry import Allocation, KVCacheConflict, LayerPlace
 
+_SHOWN = 4
+
 
 @dataclass
 class Report:
     """What was found. `connectors`: those that were handed caches. `unknown`: layers, or more, that
-    could not be looked at, with the reason. `seconds`: that all of it took."""
+    could not be looked at, with the reason. `seconds`: of the processor, for all of
+    it."""
 
     num_layers: int = 0
     num_allocations: int = 0
@@ -40,10 +43,16 @@ class Report:
         )
         words = []
         if self.conflicts:
-            words.append(f"KV CACHES ARE WRONG: {'; '.join(self.conflicts)}")
+            words.append(f"KV CACHES ARE WRONG: {_first(self.conflicts)}")
         if self.unknown:
-            words.append(f"not looked at: {'; '.join(self.unknown)}")
+            words.append(f"not looked at: {_first(self.unknown)}")
         return f"{seen}: {'. '.join(words) or 'no two share bytes they must not'}"
+
+
+def _first(texts: list[str]) -> str:
+    """What is wrong once is wrong in each of a hundred layers; a few are enough to know."""
+    more = len(texts) - _SHOWN
+    return "; ".join(texts[:_SHOWN] + ([f"and {more} more like these"] if more > 0 else []))
 
 
 def examine(worker, kv_cache_config, registrations: Sequence[Registration] = ()) -> Report:

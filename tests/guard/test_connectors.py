@@ -94,6 +94,14 @@ def test_what_is_not_the_layers_own_is_found(change, said):
     assert conflict.startswith("connector Mover was handed") and "layers.1.attn" in conflict
 
 
+def test_what_is_wrong_in_each_of_many_layers_is_said_a_few_times():
+    """A log line of a hundred layers hides what it says; all stay in the report."""
+    bound = {f"layers.{i}.attn": torch.zeros(PAGES, HEADS, TOKENS, SIZE) for i in range(9)}
+    report = examine(FUSED, bound, {n: torch.zeros_like(c) for n, c in bound.items()})
+    assert len(report.conflicts) == 9 and report.line().count("other memory") == 4
+    assert report.line().endswith("and 5 more like these")
+
+
 def test_swapped_and_missing_layers():
     """Each layer has to be handed its own memory, and all of them, or half a page is sent."""
     bound = caches_of(FUSED)

@@ -77,7 +77,10 @@ def check_dims(dims: tuple[Dim, ...], itemsize: int) -> None:
     reach = itemsize
     for dim in sorted((dim for dim in dims if dim.size > 1), key=lambda dim: dim.stride):
         if dim.stride < reach:
-            raise ValueError(f"elements share bytes: {dim} steps into what lies within: {dims}")
+            raise ValueError(
+                f"elements share bytes: every {dim.stride} bytes a {dim.role}, which reaches over "
+                f"{reach}; byte strides: {', '.join(f'{d.role} {d.size} x {d.stride}' for d in dims)}"
+            )
         reach = (dim.size - 1) * dim.stride + reach
 
 
