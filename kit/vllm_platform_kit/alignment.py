@@ -19,6 +19,7 @@ from vllm_platform_kit.views import (
     NUM_PAGES,
     Layer,
     Unavailable,
+    in_words,
     layout_set,
     make_views,
     refusal_is_clear,
@@ -31,11 +32,13 @@ RATIOS = (1, 4)
 
 @dataclass
 class Outcome:
-    """findings; notes: what was refused, with the reason; drawing: an SVG of the first case."""
+    """findings; notes: what was refused, with the reason; drawing: an SVG of the first case that is
+    faulty, else of the first."""
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     drawing: str = ""
+    is_faulty: bool = False
     num_right: int = 0
 
 
@@ -55,33 +58,45 @@ def check_pair(one: type, other: type, layout: str) -> Outcome:
     except ValueError as error:
         outcome.notes.append(f"{names} never meet: {error}")
         return outcome
+    cases: dict[str, list[tuple[str, Finding]]] = {}
     with layout_set(layout):
         for heads in HEADS:
             for ratio in RATIOS:
-                subject = f"{names}, {layout}, {heads} heads, {ratio} kernel blocks a page"
-                _check_case(outcome, backends, subject, (heads, head_size, tokens, ratio))
-    outcome.findings = list(dict.fromkeys(outcome.findings))
+                sizes = heads, head_size, tokens, ratio
+                for one in _check_case(outcome, backends, f"{names}, {layout}", sizes):
+                    cases.setdefault(one.code, []).append((f"{heads}x{ratio}", one))
+    outcome.findings = [_as_one(found) for found in cases.values()]
     return outcome
 
 
-def _check_case(outcome: Outcome, backends: list[type], subject: str, sizes: tuple) -> None:
+def _as_one(cases: list[tuple[str, Finding]]) -> Finding:
+    """The findings of one kind: the first, with the cases that have it."""
+    first = cases[0][1]
+    listed = ", ".join(dict.fromkeys(case for case, _ in cases))
+    subject = f"{first.subject}, heads x kernel blocks a page {listed}"
+    return Finding(first.code, subject, first.what)
+
+
+def _check_case(
+    outcome: Outcome, backends: list[type], subject: str, sizes: tuple[int, int, int, int]
+) -> list[Finding]:
+    """sizes: heads, head size, tokens in a kernel block, kernel blocks in a page."""
+    title = f"{subject}, heads x kernel blocks a page {sizes[0]}x{sizes[3]}"
     try:
         layers = make_views(backends, *sizes)
     except Unavailable:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        if refusal_is_clear(error, backends):
-            outcome.notes.append(f"{subject}: refused: {what}")
-        else:
-            code = "ALIGNMENT_CRASH" if len(backends) > 1 else "LAYOUT_DECLARED"
-            outcome.findings.append(Finding(code, subject, what))
-        return
+        if refusal_is_clear(error):
+            outcome.notes.append(f"{title}: refused: {error}")
+            return []
+        code = "ALIGNMENT_CRASH" if len(backends) > 1 else "LAYOUT_DECLARED"
+        return [Finding(code, subject, in_words(error))]
     found = list(examine(layers, subject))
-    outcome.findings += found
     outcome.num_right += not found
-    if not outcome.drawing:
-        outcome.drawing = draw(layers, subject)
+    if found and not outcome.is_faulty or not outcome.drawing:
+        outcome.drawing, outcome.is_faulty = draw(layers, title), bool(found)
+    return found
 
 
 def examine(layers: list[Layer], subject: str) -> Iterator[Finding]:

@@ -38,10 +38,20 @@ class Selectable:
     def name(self) -> str:
         return backend_name(self.backend)
 
+    @property
+    def line(self) -> str:
+        """When it is chosen, in words."""
+        asked = ", ".join(self.asked_as) or "nothing"
+        if len(self.asked_as) > 5:
+            asked = f"any of {len(self.asked_as)} names"
+        return f"{self.name} for {', '.join(self.kinds) or 'none unasked'}; asked for as {asked}"
+
 
 def backend_name(backend: type) -> str:
+    """What it calls itself, and its class where that is what any may be called."""
     get_name = getattr(backend, "get_name", None)
-    return get_name() if get_name else backend.__qualname__
+    name = get_name() if get_name else backend.__qualname__
+    return f"CUSTOM {backend.__qualname__}" if name == "CUSTOM" else name
 
 
 @cache

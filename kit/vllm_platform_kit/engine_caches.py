@@ -17,6 +17,8 @@ from vllm_platform_kit.views import Layer, observe
 # Of a page that nobody wrote to; no K or V is it by chance.
 MARK = 1234.5
 NUM_PROBED_TOKENS = 5
+# What a former request may have left in a page.
+STALE = {"a large number": 1e4, "NaN": float("nan"), "Inf": float("inf")}
 Generate = Callable[[list[Request], int], list[list[int]]]
 # Group -> the pages that new requests were handed.
 Pages = dict[int, list[int]]
@@ -109,7 +111,7 @@ def probe(
     if not any(one.code == "BINDING_CACHE" for one in findings):
         findings += examine(observed.layers, "the model's caches")
     if not findings:
-        findings += check_bytes(observed.layers, generate, model, handed_out)
+        findings += check_bytes(observed, generate, model, handed_out)
         findings += check_stale(observed.layers, generate, model)
     return findings, observed.notes
 
@@ -127,30 +129,38 @@ def _fill(layers: list[Layer], value: float) -> None:
 
 
 def check_bytes(
-    layers: list[Layer], generate: Generate, model: TinyModel, handed_out: Pages
+    observed: Observed, generate: Generate, model: TinyModel, handed_out: Pages
 ) -> Iterator[Finding]:
     """Which elements a request of a few tokens writes: in the page that it was handed, and there those
     of its tokens, of all heads."""
+    layers = observed.layers
     count = min(NUM_PROBED_TOKENS, *(layer.geometry.tokens_per_page - 1 for layer in layers))
     if count < 1:
         return
     _fill(layers, MARK)
     handed_out.clear()
     generate([model.probe(count)], 1)
-    by_backend: dict[type, Finding] = {}
+    seen: set[type] = set()
     for layer in layers:
         what = _misused(layer, count, handed_out)
-        if what and layer.backend not in by_backend:
+        if not what or layer.backend in seen:
+            continue
+        seen.add(layer.backend)
+        if _order_is_its_own(layer, count, handed_out):
+            observed.notes.append(
+                f"{backend_name(layer.backend)} has an order of its own within each head's part of a "
+                "block: whoever moves its pages must move whole ones, of the same size"
+            )
+        else:
             subject = f"{backend_name(layer.backend)} (layer {layer.name})"
-            by_backend[layer.backend] = Finding("LAYOUT_BYTES", subject, what)
-    yield from by_backend.values()
+            yield Finding("LAYOUT_BYTES", subject, what)
 
 
 def _misused(layer: Layer, count: int, handed_out: Pages) -> str:
     """What is odd about the elements that were written, by their place in the declared layout. Pages of
     other groups may be other layers' over the same memory."""
     mine, *more = handed_out[layer.group]
-    others = {page for group, pages in handed_out.items() if group != layer.group for page in pages}
+    others = _of_others(layer, handed_out)
     some, whole = _written(layer)
     pages = set(some.any(1).nonzero().flatten().tolist())
     expected = list(range(count))
@@ -167,6 +177,31 @@ def _misused(layer: Layer, count: int, handed_out: Pages) -> str:
     if not whole[mine, :count].all():
         return f"of a request's {count} tokens some heads or elements were not written"
     return ""
+
+
+def _of_others(layer: Layer, handed_out: Pages) -> set[int]:
+    return {page for group, pages in handed_out.items() if group != layer.group for page in pages}
+
+
+def _order_is_its_own(layer: Layer, count: int, handed_out: Pages) -> bool:
+    """Whether each head's part of a block, one stretch of memory, holds as many elements as its tokens
+    have, and no other page has any: then the order within is the kernel's own affair."""
+    geometry = layer.geometry
+    if geometry.memory_roles.index("head") > geometry.memory_roles.index("token"):
+        return False
+    some, _ = _written(layer)
+    pages = set(some.any(1).nonzero().flatten().tolist())
+    if not pages <= {*handed_out[layer.group], *_of_others(layer, handed_out)}:
+        return False
+    inner = [geometry.roles.index(role) for role in ("token", "content")]
+    outer = geometry.roles.index("block")
+    per_token = geometry.dim("content").size
+    per_block, per_page = geometry.dim("token").size, geometry.kernel_blocks_per_page
+    parts = (layer.tensor != MARK).movedim((outer, *inner), (0, -2, -1)).flatten(-2).sum(-1)
+    first = handed_out[layer.group][0] * per_page
+    here = [min(max(count - number * per_block, 0), per_block) for number in range(per_page)]
+    pairs = zip(parts[first : first + per_page], here)
+    return all(bool((part == tokens * per_token).all()) for part, tokens in pairs)
 
 
 def _written(layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,7 +228,7 @@ def check_stale(layers: list[Layer], generate: Generate, model: TinyModel) -> It
     _fill(layers, 0.0)
     clean = generate(model.requests, len(model.expected[0]))
     names = ", ".join(sorted({backend_name(layer.backend) for layer in layers}))
-    for word, value in (("NaN", float("nan")), ("Inf", float("inf"))):
+    for word, value in STALE.items():
         _fill(layers, value)
         said = generate(model.requests, len(model.expected[0]))
         for number, (mine, theirs) in enumerate(zip(said, clean)):

@@ -1,8 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens without an override, by hook. Hooks of releases that are not here are listed all the
-same, without a sentence."""
+same, with what the release says of them."""
 
+_KIND = "answered by _enum"
+_DEVICE = "passed on to torch.<device_type>"
 WITHOUT = {
+    "is_cuda": _KIND,
+    "is_rocm": _KIND,
+    "is_tpu": _KIND,
+    "is_xpu": _KIND,
+    "is_cpu": _KIND,
+    "is_zen_cpu": _KIND,
+    "is_out_of_tree": _KIND,
+    "is_unspecified": _KIND,
+    "is_cuda_alike": _KIND,
+    "get_cpu_architecture": "that of the host",
+    "get_torch_device": "torch.device(device_type, local_rank)",
+    "synchronize": _DEVICE,
+    "empty_cache": _DEVICE,
+    "supported_dtype_names": "the names of supported_dtypes",
+    "has_device_capability": "from get_device_capability: False where there is none",
+    "is_device_capability": "from get_device_capability: False where there is none",
+    "is_device_capability_family": "from get_device_capability: False where there is none",
     "supported_dtypes": "bfloat16, float16 and float32 are taken to work",
     "check_if_supports_dtype": "every dtype is accepted",
     "verify_model_arch": "every architecture is accepted",

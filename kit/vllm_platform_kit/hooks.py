@@ -52,8 +52,14 @@ def list_hooks(target: Target) -> list[Hook]:
         owner = next(cls for cls in target.platform_cls.__mro__ if name in vars(cls))
         is_default = owner is target.base_cls
         where = f"{owner.__module__}.{owner.__qualname__}"
-        hooks.append(Hook(name, where, is_default, WITHOUT.get(name, "") if is_default else ""))
+        hooks.append(Hook(name, where, is_default, _without(target, name) if is_default else ""))
     return hooks
+
+
+def _without(target: Target, name: str) -> str:
+    """What happens without an override, else what the engine says that the hook is."""
+    says = inspect.getdoc(vars(target.base_cls)[name]) or ""
+    return WITHOUT.get(name) or says.partition("\n\n")[0].replace("\n", " ")
 
 
 def check_attributes(target: Target) -> Iterator[Finding]:
@@ -63,13 +69,21 @@ def check_attributes(target: Target) -> Iterator[Finding]:
         if not hasattr(cls, name):
             yield Finding("PLATFORM_ATTRIBUTE", target.name, f"{name} is not set")
     kind = getattr(cls, "_enum", None)
-    if kind is not None and not target.is_built_in and kind.name != "OOT":
+    if kind is not None and kind.name != "OOT" and kind not in _built_in_kinds(target):
         yield Finding(
             "PLATFORM_ATTRIBUTE",
             target.name,
             f"_enum is {kind.name}: shared code takes it for the built-in platform; a platform from "
             "outside is PlatformEnum.OOT",
         )
+
+
+def _built_in_kinds(target: Target) -> set:
+    """Those of the engine's own platforms that this one is derived from."""
+    theirs = set(target.platform_cls.__mro__) - set(target.own_classes())
+    if target.is_built_in:
+        theirs.add(target.platform_cls)
+    return {vars(cls)["_enum"] for cls in theirs if "_enum" in vars(cls)}
 
 
 def check_names(target: Target) -> Iterator[Finding]:

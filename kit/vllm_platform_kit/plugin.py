@@ -59,21 +59,22 @@ class Run:
     def pytest_sessionstart(self) -> None:
         """Refuses at once what is no platform, or one that vLLM does not take."""
         try:
-            platform_cls = self.target.platform_cls
-            if not (isinstance(platform_cls, type) and issubclass(platform_cls, self.target.base_cls)):
-                raise ImportError("it is no subclass of vllm.platforms.Platform")
-            self._require_current(platform_cls)
-        except (ImportError, RuntimeError, AttributeError) as error:
-            reason = f"--vllm-platform {self.target.name}: {error}"
+            self._require_current()
+        except Exception as error:
+            reason = f"--vllm-platform {self.target.name}: {type(error).__name__}: {error}"
             pytest.exit(reason, returncode=pytest.ExitCode.USAGE_ERROR)
 
-    def _require_current(self, platform_cls: type) -> None:
-        import vllm.platforms
+    def _require_current(self) -> None:
+        # First of all: vLLM resolves it on first use, also from within the platform's own imports.
+        from vllm.platforms import current_platform
 
-        current = type(vllm.platforms.current_platform)
-        if current is not platform_cls:
+        platform_cls = self.target.platform_cls
+        if not (isinstance(platform_cls, type) and issubclass(platform_cls, self.target.base_cls)):
+            raise TypeError("it is no subclass of vllm.platforms.Platform")
+        if type(current_platform) is not platform_cls:
             plugins = os.environ.get("VLLM_PLUGINS")
-            raise RuntimeError(f"vLLM took {current.__qualname__} (VLLM_PLUGINS={plugins})")
+            found = type(current_platform).__qualname__
+            raise RuntimeError(f"vLLM took {found} (VLLM_PLUGINS={plugins})")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":

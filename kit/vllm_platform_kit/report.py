@@ -103,8 +103,9 @@ def _name(nodeid: str) -> str:
     """`suite/test_models.py::test_tokens[decoder]` as `models: tokens [decoder]`."""
     file, _, name = nodeid.partition("::")
     area = file.rpartition("/")[2].removeprefix("test_").removesuffix(".py")
-    name = name.removeprefix("test_").replace("_", " ", name.partition("[")[0].count("_"))
-    return f"{area.replace('_', ' ')}: {name.replace('[', ' [')}"
+    name, bracket, parameters = name.removeprefix("test_").partition("[")
+    words = f"{area}: {name}".replace("_", " ")
+    return f"{words} [{parameters}" if bracket else words
 
 
 def _reason(report) -> str:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,7 +125,7 @@ def make_views(
         from vllm.v1.worker.gpu.attn_utils import _reshape_kv_cache
         from vllm.v1.worker.utils import AttentionGroup
     except ImportError as error:
-        raise Unavailable(f"this engine's runner makes views otherwise ({error})") from error
+        raise Unavailable(f"this engine's runner makes views otherwise: {error.msg}") from error
     spec = FullAttentionSpec(
         block_size=kernel_tokens * ratio,
         num_kv_heads=heads,
@@ -190,7 +192,7 @@ def layout_set(layout: str) -> Iterator[None]:
     try:
         from vllm.v1.attention.backends.utils import set_kv_cache_layout
     except ImportError as error:
-        raise Unavailable(f"this engine has one layout ({error})") from error
+        raise Unavailable("this engine has no set_kv_cache_layout, it lays caches out otherwise") from error
     set_kv_cache_layout(layout)
     try:
         yield
@@ -198,6 +200,13 @@ def layout_set(layout: str) -> Iterator[None]:
         set_kv_cache_layout(None)
 
 
-def refusal_is_clear(error: Exception, backends: list[type]) -> bool:
+def refusal_is_clear(error: Exception) -> bool:
     """Whether a refusal is one on purpose, and says more than a type's name."""
     return isinstance(error, REFUSALS) and len(str(error).split()) > 3
+
+
+def in_words(error: Exception) -> str:
+    """The kind of error, what it says, and where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(place.filename)}:{place.lineno} in {place.name}"
+    return f"{type(error).__name__}: {error} ({where})".replace(":  (", " (")

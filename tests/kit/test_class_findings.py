@@ -84,11 +84,14 @@ def test_every_sentence_is_of_a_hook(kit):
     from vllm.platforms import Platform
 
     upstream_only = {
-        "get_nixl_supported_devices", "get_nixl_memory_type", "update_block_size_for_backend",
+        "is_zen_cpu", "get_nixl_supported_devices", "get_nixl_memory_type",
+        "update_block_size_for_backend",
         "get_punica_wrapper", "get_infinity_values", "can_update_inplace", "use_custom_allreduce",
         "get_vit_attn_backend", "get_supported_vit_attn_backends",
     }  # fmt: skip
     assert set(WITHOUT) - set(vars(Platform)) == upstream_only
+    hooks = {name for name, value in vars(Platform).items() if not isinstance(value, str | list)}
+    assert {name for name in hooks if not name.startswith("_")} <= set(WITHOUT)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,7 @@ from vllm_platform_kit.views import Unavailable, layout_set
 def test_selection(kit):
     """Each choice leads to a backend or is refused."""
     backends, findings, notes = selectable_backends(kit.target)
-    for one in backends:
-        kinds = ", ".join(one.kinds) or "none unasked"
-        kit.note(f"{one.name} for {kinds}; asked for as {', '.join(one.asked_as) or 'nothing'}")
-    kit.note(*notes)
+    kit.note(*(one.line for one in backends), *notes)
     if not backends and not findings:
         what = "; ".join(notes)
         findings = [Finding("BACKEND", kit.target.name, f"it has no attention backend: {what}")]
