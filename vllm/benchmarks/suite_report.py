@@ -29,8 +29,10 @@ def report_text(report: SuiteReport) -> str:
     if reached:
         lines = (line for goal in reached for line in _wrapped(goal_line(goal), "      "))
         parts.append("\n".join(["goals", *lines]))
-    notes = (line for note in engine_notes(report) for line in _wrapped(f"  {note}", "      "))
-    return "\n\n".join([*parts, "\n".join(["engines", *notes])])
+    notes = [line for note in engine_notes(report) for line in _wrapped(f"  {note}", "      ")]
+    if notes:
+        parts.append("\n".join(["engines", *notes]))
+    return "\n\n".join(parts)
 
 
 def task_text(task: TaskReport) -> str:

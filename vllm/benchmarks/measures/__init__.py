@@ -42,6 +42,11 @@ class MeasurePlan:
             yield f"{i + 1} of {wanted}"
 
 
+def median_of(count: int, what: str) -> str:
+    """`median of 3 rounds`; of one there is none."""
+    return f"one {what}" if count == 1 else f"median of {count} {what}s"
+
+
 def run_measure(name: str, plan: MeasurePlan) -> tuple[Measure, ...]:
     """The figures of the measure of that name.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vllm.benchmarks.bounds import BoundsSpec
 from vllm.benchmarks.engine import VllmEngine
-from vllm.benchmarks.measures import MeasurePlan
+from vllm.benchmarks.measures import MeasurePlan, median_of
 from vllm.benchmarks.process import EngineProcess, engine_processes
 from vllm.benchmarks.suite_goals import CONTEXT_STEP, QUEUED_STEP, STEP_OVERHEAD
 from vllm.benchmarks.suite_results import Measure
@@ -150,8 +150,8 @@ def _context(plan: MeasurePlan, probe: EngineProcess, engine: EngineProcess) -> 
     extra = statistics.median(long - short for short, long in times)
     note = (
         f"{FEW_STREAMS} streams, {short_ms:.1f} ms at {SHORT} tokens, {long_ms:.1f} ms at {LONG}; "
-        f"bound: {kv_bytes / 1e6:.0f} MB at {statistics.median(reads) / 1e9:.1f} GB/s; median of "
-        f"{len(times)} rounds"
+        f"bound: {kv_bytes / 1e6:.0f} MB at {statistics.median(reads) / 1e9:.1f} GB/s; "
+        f"{median_of(len(times), 'round')}"
     )
     return Measure(CONTEXT_STEP, extra, "ms", "bound", bound, extra / bound, note)
 
@@ -163,5 +163,5 @@ def _queued(plan: MeasurePlan, engine: EngineProcess, workload: Workload) -> Mea
         pairs.append(engine.call("queued_ms", workload, QUEUED))
     alone, queued = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = statistics.median(after / before for before, after in pairs)
-    note = f"{MANY_STREAMS} streams; median of {len(pairs)} rounds"
+    note = f"{MANY_STREAMS} streams; {median_of(len(pairs), 'round')}"
     return Measure(QUEUED_STEP, queued, "ms", "none queued", alone, ratio, note)

@@ -14,7 +14,7 @@ from pathlib import Path
 from vllm.benchmarks import serve
 from vllm.benchmarks.compare import checked_run
 from vllm.benchmarks.engine import VllmSpec
-from vllm.benchmarks.measures import MeasurePlan
+from vllm.benchmarks.measures import MeasurePlan, median_of
 from vllm.benchmarks.measures.server import our_server, running
 from vllm.benchmarks.process import EngineFailed, engine_processes, plain_environment
 from vllm.benchmarks.suite_goals import HTTP_SHARE
@@ -43,7 +43,7 @@ def run(plan: MeasurePlan) -> tuple[Measure, ...]:
                 offline.append(workload.num_output_tokens / seconds)
                 http.append(_bench_serve(plan, server.port, plan.seed + 1 + i))
     ratio = statistics.median(h / o for h, o in zip(http, offline, strict=True))
-    note = f"{INPUT_LEN} tokens in, {OUTPUT_LEN} out each; median of {len(http)} rounds"
+    note = f"{INPUT_LEN} tokens in, {OUTPUT_LEN} out each; {median_of(len(http), 'round')}"
     rate, offline_rate = statistics.median(http), statistics.median(offline)
     return (
         Measure(HTTP_SHARE, rate, "output tokens/s", "offline", offline_rate, ratio, note),

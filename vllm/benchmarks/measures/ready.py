@@ -9,7 +9,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from vllm.benchmarks.measures import MeasurePlan
+from vllm.benchmarks.measures import MeasurePlan, median_of
 from vllm.benchmarks.measures.server import ServerCommand, our_server, running, with_cold_caches
 from vllm.benchmarks.peers.model_files import hf_folder
 from vllm.benchmarks.peers.upstream import upstream_settings
@@ -26,7 +26,7 @@ def run(plan: MeasurePlan) -> tuple[Measure, ...]:
     ours = our_server(plan.engine_args)
     pairs = [_cold_and_warm(plan, ours, f"vllm, {which}") for which in plan.rounds(_MOST_ROUNDS)]
     cold, warm = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
-    theirs, note = (None, None), f"median of {len(pairs)} starts"
+    theirs, note = (None, None), median_of(len(pairs), "start")
     if plan.upstream_python is not None:
         server = _upstream_server(plan, plan.upstream_python)
         try:
