@@ -102,6 +102,11 @@ class End:
             for side in self.key_value[name]
         ]
 
+    @property
+    def num_pages(self) -> int:
+        """Of each layer."""
+        return self.worker.registration.num_blocks
+
     def page_bytes(self, pages, group=0) -> int:
         runs = [self.worker.registration.page_runs(group, page) for page in pages]
         return sum(n for one in runs for _, n in one)

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from tests.distributed.kv_transfer.nixl.ends import (
+    HEAD_SIZE,
+    HEADS,
     NUM_PAGES,
     Layout,
     make_end,
@@ -158,6 +160,33 @@ def test_mixed_storage_is_two_runs_a_page_for_both_groups(pool):
     for page in range(NUM_PAGES):
         runs = plan.page_runs(0, page)
         assert runs == plan.page_runs(1, page) and len(runs) == 2 * 2
+
+
+def test_four_pieces_of_4_tokens_into_pages_of_16(pool):
+    """HND on both ends. The cache itself changes, element by element, not a copy of it."""
+    decode, prefill = pool("decode", Layout(Fused)), pool("pre", Layout(Fused, 4, 4))
+    pieces = [9, 2, 7, 4]
+    transfer(decode, prefill, ([6],), (pieces,), (16,))
+    for name, cache in decode.caches.items():
+        theirs = prefill.caches[name]
+        for head, token, element in itertools.product(*map(range, (HEADS, 16, 2 * HEAD_SIZE))):
+            source = theirs[pieces[token // 4], head, token % 4, element]
+            assert cache[6, head, token, element] == source != 0
+
+
+def test_peers_of_unequal_numbers_of_pages(pool):
+    """111488 pages here and 111680 there, and the other way round: the last page of each can be read
+    and written, and one that the smaller end lacks cannot be asked for."""
+    one_token = Layout(KVFirst, 1, 1)
+    more = pool("more", one_token, num_pages=111680)
+    fewer = pool("fewer", one_token, num_pages=111488)
+    for decode, prefill in ((fewer, more), (more, fewer)):
+        local, remote = [decode.num_pages - 1, 1], [prefill.num_pages - 1, 2]
+        transfer(decode, prefill, (local,), (remote,), (2,))
+        for name in decode.key_value:
+            same_tokens(decode, prefill, name, local, remote, 2)
+    read(more, fewer, ([5],), ([fewer.num_pages],), (1,), "behind the last page")
+    assert more.invalid == {5}
 
 
 @pytest.mark.parametrize("here", [KVFirst, Fused])
