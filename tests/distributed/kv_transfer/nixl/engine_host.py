@@ -18,11 +18,12 @@ from unittest import mock
 from tests.plugins_tests.conftest import PluginSite
 
 BYTES_READ = "vllm:nixl_bytes_transferred"
+READ_BEGUN = "a read has begun"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """An engine. kernel_blocks: tokens in a kernel block of a backend."""
+    """An engine. kernel_blocks: tokens in a kernel block of a backend. options: the connector's."""
 
     model: str
     engine_args: dict = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Setup:
     layout: str = "NHD"
     kernel_blocks: dict[str, int] = field(default_factory=dict)
     policy: str = "fail"
+    options: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Made:
     of each group; region_bytes: of each region."""
 
     device: str
+    engine_id: str
     backends: dict[str, str]
     r: list[int]
     runs: list[list[list[int]]]
@@ -121,6 +124,15 @@ class EngineHost:
         """Empties it."""
         self._ask("reset_prefix_cache", name)
 
+    def fail_next_read(self, name: str) -> None:
+        """The engine's next read raises what nobody expects."""
+        self._ask("fail_next_read", name)
+
+    @property
+    def num_reads(self) -> int:
+        """Reads that have begun in this process, ended or not."""
+        return self.log.count(READ_BEGUN)
+
     def settle(self, name: str) -> dict:
         """Waits until no request and no peer has pages, and checks the engine's integrity. The ids of
         its peers, what it receives, and bytes of the staging buffer in use."""
@@ -193,6 +205,7 @@ class Engine:
                 kv_transfer_config={
                     "kv_connector": "NixlConnector", "kv_role": "kv_both",
                     "kv_load_failure_policy": setup.policy,
+                    "kv_connector_extra_config": setup.options,
                 },
                 **setup.engine_args,
             )  # fmt: skip
@@ -202,6 +215,26 @@ class Engine:
         # The registry has the metrics of the engine that was made last.
         self._bytes_read = REGISTRY._names_to_collectors[BYTES_READ]
         self.core = self.llm.llm_engine.engine_core.engine_core
+        self._watch_reads()
+
+    def _watch_reads(self) -> None:
+        agent = self._worker().agent
+        read = agent.read
+        self._fails_next_read = False
+
+        def watched(*args):
+            if self._fails_next_read:
+                self._fails_next_read = False
+                raise RuntimeError("forced")
+            transfer = read(*args)
+            print(READ_BEGUN, file=sys.stderr, flush=True)
+            return transfer
+
+        agent.read = watched
+
+    def fail_next_read(self) -> dict:
+        self._fails_next_read = True
+        return {}
 
     def _worker(self):
         found = self.llm.collective_rpc(_connector_worker)
@@ -213,6 +246,7 @@ class Engine:
         registration = self._worker().registration
         return Made(
             current_platform.device_name,
+            self._worker().engine_id,
             {name: layer.backend for name, layer in registration.layers.items()},
             list(registration.kernel_blocks_per_page),
             [registration.page_runs(g, 1) for g in range(len(registration.kernel_blocks_per_page))],

@@ -83,14 +83,16 @@ def bytes_owned(
 class Pair:
     """The processes, and engines in them, made when asked for."""
 
-    def __init__(self, site: PluginSite, in_torch: bool = True) -> None:
-        self.prefill = EngineHost(site, "prefill.log", in_torch)
-        self.decode = EngineHost(site, "decode.log", in_torch)
+    def __init__(self, site: PluginSite, in_torch: bool = True, **env: str) -> None:
+        self._prefill_args, self._env = (site, "prefill.log", in_torch), env
+        self.prefill = EngineHost(*self._prefill_args, **env)
+        self.decode = EngineHost(site, "decode.log", in_torch, **env)
         self._made: dict[tuple[EngineHost, str], Made] = {}
 
     def made(self, host: EngineHost, setup: Setup, geometry: Geometry) -> tuple[str, Made]:
         """The engine's name and what it registered."""
-        name = f"{Path(setup.model).name} {geometry} {sorted(setup.engine_args.items())}"
+        options = sorted(setup.engine_args.items()), setup.policy, sorted(setup.options.items())
+        name = f"{Path(setup.model).name} {geometry} {options}"
         if (host, name) not in self._made:
             self._made[host, name] = host.make(name, geometry.setup(setup))
         return name, self._made[host, name]
@@ -120,6 +122,13 @@ class Pair:
             assert not rest["receives"] and not rest["staging_in_use"]
         return rounds
 
+    def restart_prefill(self) -> None:
+        """Prefill's process is killed, and another takes its place."""
+        self.prefill.process.kill()
+        self.prefill.close()
+        self._made = {key: made for key, made in self._made.items() if key[0] is self.decode}
+        self.prefill = EngineHost(*self._prefill_args, **self._env)
+
     def close(self) -> None:
         """Ends the processes."""
         self.prefill.close()
@@ -127,11 +136,14 @@ class Pair:
 
 
 @contextmanager
-def make_pair(folder: Path, **kwargs) -> Iterator[Pair]:
-    """Processes on the emulated ROCm platform, which has every layout."""
+def make_pair(
+    folder: Path, package: str | None = "vllm_emulated_rocm", **kwargs
+) -> Iterator[Pair]:
+    """Processes on the emulated ROCm platform, which has every layout; on the CPU's with None."""
     folder.mkdir()
     site = PluginSite(folder)
-    site.install("vllm_emulated_rocm")
+    if package:
+        site.install(package)
     pair = Pair(site, **kwargs)
     try:
         yield pair
