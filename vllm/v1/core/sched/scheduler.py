@@ -37,7 +37,7 @@ from vllm.v1.core.sched.request_queue import (
     get_order_key,
 )
 from vllm.v1.core.sched.step_plan import StepPlan
-from vllm.v1.core.sched.utils import address, append_until_stop, last_output, remove_all
+from vllm.v1.core.sched.utils import address, last_output, next_output, remove_all
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.metrics.stats import SchedulerStats
@@ -307,7 +307,7 @@ class Scheduler(SchedulerInterface):
             request = self.requests.get(request_id)
             if request is None or request.status is not RequestStatus.RUNNING:
                 continue  # It was ended from outside while the step ran, or lost its pages.
-            output = self._update_request(request, model_runner_output)
+            output = next_output(request, model_runner_output, self.max_model_len)
             if output is None:
                 continue
             by_client[request.client_index].append(output)
@@ -344,32 +344,6 @@ class Scheduler(SchedulerInterface):
                 self.running.remove(request)
                 request.is_engine_fault = not failure.is_computed
                 self._fail(request, failure.message)
-
-    def _update_request(
-        self, request: Request, output: ModelRunnerOutput
-    ) -> EngineCoreOutput | None:
-        """Takes in one request's share; None if there is nothing to tell."""
-        request_id = request.request_id
-        index = output.req_id_to_index[request_id]
-        sampled = output.sampled_token_ids[index] if output.sampled_token_ids else []
-        new_tokens, has_ended = append_until_stop(request, sampled, self.max_model_len)
-        prompt_logprobs = output.prompt_logprobs_dict.get(request_id)
-        if not new_tokens and prompt_logprobs is None:
-            return None
-        logprobs = None
-        if new_tokens and output.logprobs and request.sampling_params.num_logprobs is not None:
-            logprobs = output.logprobs.slice_request(index, len(new_tokens))
-        return EngineCoreOutput(
-            request_id=request_id,
-            new_token_ids=new_tokens,
-            new_logprobs=logprobs,
-            new_prompt_logprobs_tensors=prompt_logprobs,
-            finish_reason=request.get_finished_reason() if has_ended else None,
-            stop_reason=request.stop_reason,
-            events=request.take_events(),
-            prefill_stats=request.take_prefill_stats() if new_tokens else None,
-            num_nans_in_logits=(output.num_nans_in_logits or {}).get(request_id, 0),
-        )
 
     # --- Requests come and go ---
 

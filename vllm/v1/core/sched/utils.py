@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 
@@ -42,6 +43,33 @@ def append_until_stop(
         if check_stop(request, max_model_len):
             return token_ids[:count], True
     return token_ids, False
+
+
+def next_output(
+    request: Request, output: ModelRunnerOutput, max_model_len: int
+) -> EngineCoreOutput | None:
+    """Takes in one request's share of a step; None if there is nothing to tell."""
+    request_id = request.request_id
+    index = output.req_id_to_index[request_id]
+    sampled = output.sampled_token_ids[index] if output.sampled_token_ids else []
+    new_tokens, has_ended = append_until_stop(request, sampled, max_model_len)
+    prompt_logprobs = output.prompt_logprobs_dict.get(request_id)
+    if not new_tokens and prompt_logprobs is None:
+        return None
+    logprobs = None
+    if new_tokens and output.logprobs and request.sampling_params.num_logprobs is not None:
+        logprobs = output.logprobs.slice_request(index, len(new_tokens))
+    return EngineCoreOutput(
+        request_id=request_id,
+        new_token_ids=new_tokens,
+        new_logprobs=logprobs,
+        new_prompt_logprobs_tensors=prompt_logprobs,
+        finish_reason=request.get_finished_reason() if has_ended else None,
+        stop_reason=request.stop_reason,
+        events=request.take_events(),
+        prefill_stats=request.take_prefill_stats() if new_tokens else None,
+        num_nans_in_logits=(output.num_nans_in_logits or {}).get(request_id, 0),
+    )
 
 
 def remove_all(requests: list[Request], to_remove: set[Request]) -> list[Request]:
