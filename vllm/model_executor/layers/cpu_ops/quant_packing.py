@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from .quant_format import GROUP, INT4_MIN, INT8, PANEL, QuantFormat
+from .weight_memory import empty_weight
 
 _ROWS_AT_A_TIME = 2048
 _LEAST_SCALE, _MOST_SCALE = 2.0**-24, 65504.0  # of float16
@@ -87,7 +88,7 @@ def pack_blocks(blocks: torch.Tensor, fmt: QuantFormat) -> torch.Tensor:
     """Blocks uint8 (N, groups, block_bytes) to panels uint8 (N / PANEL, bytes of a panel)."""
     n, groups, _ = blocks.shape
     header, words = fmt.header_bytes, fmt.num_words
-    packed = torch.empty(n // PANEL, groups, PANEL * fmt.block_bytes, dtype=torch.uint8)
+    packed = empty_weight(n // PANEL, groups, PANEL * fmt.block_bytes, dtype=torch.uint8)
     split = blocks.view(n // PANEL, PANEL, groups, fmt.block_bytes)
     halves = split[..., :header].contiguous().view(torch.int16)
     packed[..., : PANEL * header].view(torch.int16).unflatten(-1, (-1, PANEL)).copy_(
