@@ -51,10 +51,12 @@ _NO_ENCODER = ("llama-cpp", "upstream")
 
 def missing_reason(name: str, options: PeerOptions) -> str | None:
     """Why the peer cannot be measured here; None: it can."""
-    if name == "upstream" and options.upstream_python is None:
-        return "needs --upstream-python, the interpreter of its own environment"
     if options.is_encoder_decoder and name in _NO_ENCODER:
         return "has no BART"
+    if options.precision not in _HAS_PRECISIONS[name]:
+        return f"has no {options.precision} of the kind (it has {', '.join(_HAS_PRECISIONS[name])})"
+    if name == "upstream" and options.upstream_python is None:
+        return "needs --upstream-python, the interpreter of its own environment"
     module = _MODULES.get(name)
     if module is not None and importlib.util.find_spec(module) is None:
         return "not installed (pip install '.[peers]')"
@@ -63,8 +65,6 @@ def missing_reason(name: str, options: PeerOptions) -> str | None:
         return "needs accelerate to load a GGUF file (pip install accelerate)"
     if name == "llama-cpp" and not is_gguf:
         return "reads GGUF files only, and the model is a folder"
-    if options.precision not in _HAS_PRECISIONS[name]:
-        return f"has no {options.precision} of the kind (it has {', '.join(_HAS_PRECISIONS[name])})"
     return None
 
 
