@@ -161,7 +161,9 @@ def declared(backend: type, cache_dtype: str = "auto") -> Declared:
     except (AttributeError, NotImplementedError):
         order = tuple(range(len(probed)))
     if sorted(order) != list(range(len(probed))):
-        raise ValueError(f"stride order {order} does not permute the {len(probed)} dimensions of its shape")
+        raise ValueError(
+            f"stride order {order} does not permute the {len(probed)} dimensions of its shape"
+        )
     head_size, tokens = head_sizes([backend])[0], kernel_block_sizes([backend])[0]
     actual = tuple(shape(1009, tokens, 2, head_size, cache_dtype))
     if len(actual) != len(probed):

@@ -192,7 +192,8 @@ def layout_set(layout: str) -> Iterator[None]:
     try:
         from vllm.v1.attention.backends.utils import set_kv_cache_layout
     except ImportError as error:
-        raise Unavailable("this engine has no set_kv_cache_layout, it lays caches out otherwise") from error
+        what = "this engine has no set_kv_cache_layout, it lays caches out otherwise"
+        raise Unavailable(what) from error
     set_kv_cache_layout(layout)
     try:
         yield

@@ -43,8 +43,15 @@ def run(engines):
     return run
 
 
-@pytest.mark.parametrize("model", ["decoder", "hybrid", "encoder-decoder"])
-@pytest.mark.parametrize("worker", ["SoundWorker", "AlignedWorker"])
+@pytest.mark.parametrize(
+    ("worker", "model"),
+    [
+        ("SoundWorker", "decoder"),
+        ("SoundWorker", "hybrid"),
+        ("SoundWorker", "encoder-decoder"),
+        ("AlignedWorker", "hybrid"),
+    ],
+)
 def test_no_fault(run, worker, model):
     """Nothing is found, tokens are Transformers', and they are no constants."""
     result = run(worker, model)

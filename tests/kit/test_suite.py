@@ -18,7 +18,8 @@ CLASS_ONLY = ("-m", "not vllm_kit_engine")
 def checks(output: str) -> dict[str, str]:
     """Name -> the word for its outcome and, of a skipped one, the reason."""
     lines = output.partition("checks:\n")[2].splitlines()
-    rows = [line.split(None, 1) for line in lines if line.startswith(("  right", "  WRONG", "  skipped"))]
+    words = ("  right", "  WRONG", "  skipped")
+    rows = [line.split(None, 1) for line in lines if line.startswith(words)]
     return {row[1].partition(": ")[0] + ": " + row[1].split(": ")[1]: row[0] for row in rows}
 
 

@@ -2,9 +2,9 @@
 """What the backends declare of their caches, and the views that the engine's runner makes of it."""
 
 import pytest
-from vllm_platform_kit.alignment import check_pair
 from vllm_platform_kit.backends import declared, selectable_backends
 from vllm_platform_kit.findings import Finding
+from vllm_platform_kit.outcomes import look_at
 from vllm_platform_kit.views import Unavailable, layout_set
 
 
@@ -33,12 +33,4 @@ def test_declared(kit, backend, layout):
 
 def test_views(kit, backend, layout):
     """The runner's views are as declared."""
-    try:
-        outcome = check_pair(backend.backend, backend.backend, layout)
-    except Unavailable as error:
-        pytest.skip(str(error))
-    kit.note(*outcome.notes)
-    kit.draw(outcome.drawing)
-    kit.report(outcome.findings)
-    if not outcome.num_right:
-        pytest.skip("no case could be laid out")
+    look_at(kit, backend.backend, backend.backend, layout, "no case could be laid out")
