@@ -128,6 +128,19 @@ def test_programs_change_nothing(name, folder, monkeypatch):
     assert run(small) == expected
 
 
+def test_plain_weights_in_programs_of_few_rows(folder, monkeypatch):
+    """Where products of many rows are torch's, as on CPUs without AVX512_BF16 (*emulated*): steps of
+    few tokens are recorded, larger ones run without. Fault: one is taken for the other."""
+    monkeypatch.setattr(cpu_ops, "can_pack", lambda weight: False)
+    path = folder("llama")
+    expected = run(make_llm(path, enforce_eager=True))
+    llm = make_llm(path)
+    assert runner_of(llm).graphs.max_num_tokens == 8
+    replays = count_replays(llm, monkeypatch)
+    assert run(llm) == expected
+    assert {1, 2, 3, 4} <= {tokens for _, tokens in replays} and max(replays)[1] <= 8
+
+
 def test_float32_runs_without(folder):
     """Products in float32 are torch's: the model runs."""
     llm = make_llm(folder("llama"), dtype="float32")

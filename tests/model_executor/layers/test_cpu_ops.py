@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from vllm.model_executor.layers import cpu_ops
 from vllm.model_executor.layers.cpu_ops import elementwise
+from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary
 from vllm.v1.attention.ops.cpu import key_value_views, reshape_and_cache
 
 # Half a unit in the last place of an output of size 1, and a little for the sum.
@@ -306,3 +307,19 @@ def test_a_second_process_finds_the_compiled_kernels(tmp_path):
         for _ in range(2)
     ]
     assert [run.stdout.split()[-1] for run in runs] == ["True", "False"], runs
+
+
+def test_kernels_compiled_beside(tmp_path, monkeypatch):
+    """Fault: the process keeps its code elsewhere than `load` looks for it, or one is started on
+    every start."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    library = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
+    process = library.compile_beside("float32")
+    assert process.wait(timeout=300) == 0
+    (made,) = (tmp_path / "cpu_kernels").iterdir()
+    assert library.compile_beside("float32") is None
+    written = made.stat().st_mtime_ns
+    assert set(library.load("float32")) == {"run_program", "help_programs"}
+    assert [made] == list((tmp_path / "cpu_kernels").iterdir())
+    assert made.stat().st_mtime_ns == written
+    assert library.compile_beside("float64") is None

@@ -37,6 +37,8 @@ class CPUWorker(WorkerBase):
         plan = bind_threads(self.local_rank)
         logger.debug("%d threads on cores %s", plan.num_threads, plan.cpus)
         cpu_ops.init_threads(plan.num_threads)
+        # The largest library, on a core that loading the model leaves idle.
+        self._compiling = cpu_attention.LIBRARY.compile_beside(self.model_config.dtype)
         self.device = torch.device("cpu")
         current_platform.manual_seed_all(self.model_config.seed)
         self.model_runner = GPUModelRunner(self.vllm_config, self.device)
@@ -81,6 +83,8 @@ class CPUWorker(WorkerBase):
         begin = time.perf_counter()
         dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
         cpu_ops.warmup(dtype)
+        if self._compiling is not None:
+            self._compiling.wait()
         cpu_attention.warmup(dtype)
         for num_tokens in _WARM_UP_TOKENS:
             if num_tokens <= self.scheduler_config.max_num_batched_tokens:

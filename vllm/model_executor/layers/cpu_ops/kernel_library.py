@@ -14,6 +14,8 @@ import ast
 import hashlib
 import importlib
 import os
+import subprocess
+import sys
 import tempfile
 from ctypes import PYFUNCTYPE, c_void_p
 from dataclasses import dataclass
@@ -82,11 +84,22 @@ class KernelLibrary:
             kernels = self._loaded[dtype, target] = _link(self._object_code(dtype, target), target)
         return kernels
 
+    def compile_beside(self, dtype: str) -> subprocess.Popen | None:
+        """A process that compiles what the cache lacks, while this one does other things; `load`
+        finds it once that process has ended, and compiles itself if it failed. None: nothing lacks.
+        """
+        if dtype not in DTYPES or self._path(dtype, host_target()).exists():
+            return None
+        code = f"from {__name__} import KernelLibrary as K; K({self.module!r}).load({dtype!r})"
+        env = {**os.environ, "VLLM_CACHE_ROOT": os.path.abspath(envs.VLLM_CACHE_ROOT)}
+        return subprocess.Popen([sys.executable, "-c", code], cwd=_ROOT, env=env)
+
+    def _path(self, dtype: str, target: Target) -> Path:
+        name = self.module.rsplit(".", 1)[-1]
+        return _cache_dir() / f"{name}-{dtype}-{self._digest(dtype, target)}.o"
+
     def _object_code(self, dtype: str, target: Target) -> bytes:
-        path = (
-            _cache_dir()
-            / f"{self.module.rsplit('.', 1)[-1]}-{dtype}-{self._digest(dtype, target)}.o"
-        )
+        path = self._path(dtype, target)
         try:
             return path.read_bytes()
         except OSError:

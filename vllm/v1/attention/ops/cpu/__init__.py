@@ -43,4 +43,4 @@ def warmup(dtype: torch.dtype) -> None:
     LIBRARY.load(str(dtype).removeprefix("torch."))
 
 
-__all__ = ["key_value_views", "paged_attention", "reshape_and_cache", "warmup"]
+__all__ = ["LIBRARY", "key_value_views", "paged_attention", "reshape_and_cache", "warmup"]
