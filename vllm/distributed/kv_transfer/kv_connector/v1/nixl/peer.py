@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 # Runs shorter than this on average are slower than to stage whole blocks and copy them.
-MIN_RUN_BYTES = 4096
+MIN_RUN_BYTES = 8192
 _SAME_GROUPS = "start both engines with the same --disable-hybrid-kv-cache-manager"
 _metadata_decoder = msgspec.msgpack.Decoder(NixlAgentMetadata)
 
