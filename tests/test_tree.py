@@ -32,6 +32,7 @@ LAYERS = (
 )
 # Types that go from one storey to another; anybody may name them.
 BOUNDARY = (
+    "vllm.model_executor.layers.quantization.base_config",
     "vllm.v1.core.sched.output",
     "vllm.v1.engine",
     "vllm.v1.kv_cache_interface",
@@ -43,8 +44,10 @@ BOUNDARY = (
 # Imports inside a function that find a class by its name, at the one place that does.
 LATE_BOUND = {
     ("vllm.config.attention", "vllm.v1.attention.backends.registry"),
+    ("vllm.config.model", "vllm.model_executor.layers.quantization"),
     ("vllm.config.model", "vllm.model_executor.models.config"),
     ("vllm.config.model", "vllm.model_executor.models.registry"),
+    ("vllm.config.vllm", "vllm.model_executor.layers.quantization"),
     ("vllm.config.vllm", "vllm.model_executor.models.config"),
     ("vllm.config.scheduler", "vllm.v1.core.sched.scheduler"),
     ("vllm.multimodal.registry", "vllm.model_executor.models.registry"),

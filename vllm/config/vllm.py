@@ -23,11 +23,7 @@ from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.utils import config, hash_factors, seal
 from vllm.logger import init_logger
-from vllm.model_executor.layers.quantization import (
-    QUANTIZATION_METHODS,
-    QuantizationConfig,
-    get_quantization_config,
-)
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 logger = init_logger(__name__)
 T = TypeVar("T")
@@ -100,6 +96,11 @@ class VllmConfig:
         model_config: ModelConfig, load_config: LoadConfig
     ) -> QuantizationConfig | None:
         """The config of the quantisation that the model's config names, if it is one of ours."""
+        from vllm.model_executor.layers.quantization import (
+            QUANTIZATION_METHODS,
+            get_quantization_config,
+        )
+
         if model_config.quantization not in QUANTIZATION_METHODS:
             return None
         return get_quantization_config(model_config.quantization)()
