@@ -15,6 +15,7 @@ from .ops import LIBRARY
 from .panel_sizes import MAX_ROWS, PANEL
 from .target import host_target
 from .threads import Arguments, Counts, launch, num_threads, recording
+from .weight_memory import empty_weight
 
 _BYTES_WORTH_A_THREAD = 1 << 17
 _LONG_PRODUCT = 1 << 24
@@ -49,7 +50,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """(N, K) -> (N / PANEL, K / 2, 2 * PANEL)."""
     n, k = weight.shape
     words = weight.contiguous().view(torch.int32).view(n // PANEL, PANEL, k // 2)
-    packed = torch.empty(n // PANEL, k // 2, PANEL, dtype=torch.int32)
+    packed = empty_weight(n // PANEL, k // 2, PANEL, dtype=torch.int32)
     packed.copy_(words.transpose(1, 2))
     return packed.view(torch.bfloat16)
 
