@@ -39,6 +39,8 @@ for line in importlib.metadata.requires(sys.argv[1]) or ():
     except importlib.metadata.PackageNotFoundError:
         wanted = f"{name}{versions.strip(' ()')}" + (f"; {condition}" if condition else "")
         (alone if name.lower() in ("xgrammar", "apache-tvm-ffi") else whole).append(wanted)
+if any(wanted.startswith("xgrammar") for wanted in alone) and len(alone) == 1:
+    alone.append("apache-tvm-ffi")  # Which it imports, whether the release names it or not.
 print(json.dumps([alone, whole]))
 """
 _COMPILED = (".so", ".cubin", ".fatbin")
