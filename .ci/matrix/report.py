@@ -112,17 +112,27 @@ def details(cells, verdicts):
     for fate, pairs in sorted(fates.items()):
         alike = collections.defaultdict(list)
         for pair, places in pairs.items():
-            alike[tuple(sorted(places))].append(pair)
-        for places, alike_pairs in alike.items():
+            for part in products(places):
+                alike[tuple(sorted(part))].append(pair)
+        for places, alike_pairs in sorted(alike.items()):
             columns = [", ".join(map(str, sorted(set(column)))) for column in zip(*places)]
-            whole = all(len(set(column)) for column in zip(*places))
-            assert whole
             lines.append(
                 f"| {fate[0]} | {fate[1]} | {beside(alike_pairs)} | {' | '.join(columns)} "
                 f"| {len(places) * len(alike_pairs)} | {fate[2]} |"
             )
     head = "| Where | What | Backends | Layout | Heads | r | Cells | Said or found |\n"
     return head + "| --- " * 8 + "|\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def products(places):
+    """The places, parted so that each part is all combinations of its layouts, heads and ratios."""
+    sizes = [len(set(column)) for column in zip(*places)]
+    if len(places) == sizes[0] * sizes[1] * sizes[2]:
+        return [places]
+    column = next(index for index, size in enumerate(sizes) if size > 1)
+    values = sorted({place[column] for place in places})
+    parts = [{place for place in places if place[column] == value} for value in values]
+    return [part for one in parts for part in products(one)]
 
 
 def beside(pairs):
