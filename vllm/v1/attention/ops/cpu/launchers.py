@@ -107,7 +107,7 @@ def reshape_and_cache(
     launch(kernel, _cache_args.address, threads)
 
 
-def paged_attention(
+def _attention_words(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
@@ -115,30 +115,23 @@ def paged_attention(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     block_table: torch.Tensor,
-    scale: float,
-    causal: bool = True,
-    sliding_window: int = 0,
-    logits_soft_cap: float = 0.0,
-    alibi_slopes: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-) -> None:
-    """Attention of a ragged batch over paged keys and values; see the package's docstring. Writes
-    `out`.
-    """
-    dtype, (_, num_heads, head_size), (_, tokens_per_block, num_kv_heads, _) = (
-        query.dtype,
+    causal: bool,
+    sliding_window: int,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> tuple[int, ...]:
+    """Where the tensors of `paged_attention` lie and how they are walked, as the kernel reads it."""
+    (_, num_heads, head_size), (_, tokens_per_block, num_kv_heads, _) = (
         query.shape,
         key_cache.shape,
     )
-    num_requests, (attend, size) = seq_lens.shape[0], _ATTEND[dtype]
+    num_requests, size = seq_lens.shape[0], query.element_size()
     (qt, qh, q1), (ot, oh, o1) = query.stride(), out.stride()
     (kb, kt, kh, k1), (vb, vt, vh, v1) = key_cache.stride(), value_cache.stride()
     if not q1 == o1 == k1 == v1 == 1:
         raise ValueError("head_size must be the innermost dimension, with stride 1")
-    _check_attention(query, key_cache, value_cache, out, causal, sliding_window)
-    _check_metadata(query_start_loc, seq_lens, block_table)
     prefix = _plan_scratch.reserve(8 * (2 * num_requests + 2 + num_requests * num_kv_heads))
-    words = (
+    return (
         query.data_ptr(),
         qt * size,
         qh * size,
@@ -168,9 +161,46 @@ def paged_attention(
         _floats(sinks, num_heads),
         prefix,
     )
+
+
+def paged_attention(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    out: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    scale: float,
+    causal: bool = True,
+    sliding_window: int = 0,
+    logits_soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+) -> None:
+    """Attention of a ragged batch over paged keys and values; see the package's docstring. Writes
+    `out`.
+    """
+    _check_attention(query, key_cache, value_cache, out, causal, sliding_window)
+    _check_metadata(query_start_loc, seq_lens, block_table)
+    words = _attention_words(
+        query,
+        key_cache,
+        value_cache,
+        out,
+        query_start_loc,
+        seq_lens,
+        block_table,
+        causal,
+        sliding_window,
+        alibi_slopes,
+        sinks,
+    )
+    dtype, num_requests = query.dtype, seq_lens.shape[0]
     if recording() is not None:
-        sizes = num_requests, num_kv_heads, num_heads // num_kv_heads, head_size
-        most_keys = tokens_per_block * block_table.shape[1]
+        num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
+        sizes = num_requests, num_kv_heads, num_heads // num_kv_heads, query.shape[2]
+        most_keys = key_cache.shape[1] * block_table.shape[1]
         scratch, partial = _reserve_for_any(query, sizes, most_keys)
         _attend_args.write(0, 0, 0, 0, 0, *words, scratch, partial, scale, logits_soft_cap)
         _note_attention(dtype)
@@ -188,7 +218,7 @@ def paged_attention(
     _attend_args.write(
         0, 0, items, partial_bytes, thread_bytes, *words, scratch, partial, scale, logits_soft_cap
     )
-    launch(attend, _attend_args.address, threads, long=items > _MANY_ITEMS)
+    launch(_ATTEND[dtype][0], _attend_args.address, threads, long=items > _MANY_ITEMS)
 
 
 def _reserve_for_any(
