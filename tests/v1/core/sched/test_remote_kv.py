@@ -279,6 +279,23 @@ def test_a_thousand_requests_that_wait_for_something_else(policy):
     assert all_free(engine)
 
 
+def test_a_seat_beside_requests_that_wait_for_something_else():
+    """A seat that becomes free is taken in the next step, though steps before were full. Guards
+    against full steps that bring requests back into the queue which nobody asks then."""
+    engine = make_engine(400, max_num_seqs=4)
+    for i in range(3):
+        ask(engine, Plan(), f"long{i}", 20, 10**3)
+    for i in range(1000):
+        ask(engine, Plan(num_refusals=10**9), f"r{i}", 20, 1)
+    for i in range(20):
+        ask(engine, Plan(), f"behind{i}", 20, 3)
+    while not engine.finish_reason("behind0"):
+        engine.step()
+    for _ in range(3 * 19):
+        engine.step()
+    assert engine.finish_reason("behind19") is FinishReason.LENGTH
+
+
 def test_prompt_logprobs_need_the_whole_prompt():
     """A request that asks for something about each prompt token computes each of them."""
     engine = make_engine(20)

@@ -159,6 +159,8 @@ class Scheduler(SchedulerInterface):
                 self._start_over(request)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
+        if self._is_full(plan):
+            return  # Those whose turn it were would be before others in the queue, and not asked.
         for request in self.deferred.take_turn():
             self.waiting.add_request(request)
         if not self.waiting:
