@@ -274,3 +274,17 @@ def test_long_heads(hello_server):
             assert sent < (8 << 20), f"the server took {sent} bytes of a head"
             assert not answer or b" 400 " in answer
     assert hello_server.client.get("/health").status_code == 200
+
+
+def test_a_text_with_a_token_that_the_model_lacks(serve):
+    """Its own request is refused: the embedding has no row for what was added to the tokenizer."""
+    server = serve()
+    server.engine.model_config.hf_text_config_dict["vocab_size"] = 100
+    for route, body, param in [
+        ("/v1/completions", {"prompt": "one more"}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, "messages"),
+    ]:
+        answer = server.client.post(route, json=body)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == param
+        assert "the model has ids from 0 to 99" in error["message"]

@@ -54,6 +54,14 @@ def test_bad_prompts(processor, prompt, message):
         process(processor, prompt)
 
 
+def test_a_text_with_a_token_that_the_model_lacks(processor, monkeypatch):
+    """Tokenizers have added tokens beyond a model's vocabulary at times. Guards against a row that is
+    read from behind the embedding's end, or a step that fails for everybody."""
+    monkeypatch.setitem(processor.model_config.hf_text_config_dict, "vocab_size", 100)
+    with pytest.raises(ValueError, match=r"token id \d+ is out of range: the model has 0 to 99"):
+        process(processor, "one more")
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -171,7 +171,8 @@ class OpenAIServing:
         if not ids:
             message = f"{param} is empty: the tokenizer makes no tokens of it"
             raise RequestError(message, param=param)
-        kept = truncate_prompt(ids, truncate_to, limit)
+        # Tokens may have been added to a tokenizer that the model has no rows for.
+        kept = self.check_token_ids(ids, truncate_to, param).token_ids
         return EnginePrompt(kept, text if len(kept) == len(ids) else None)
 
     def check_token_ids(

@@ -243,6 +243,8 @@ class InputProcessor:
         token_ids = self.tokenizer.encode(prompt.text, **options)
         if not token_ids:
             raise ValueError("the prompt is empty: the tokenizer makes no tokens of it")
+        # Tokens may have been added to a tokenizer that the model has no rows for.
+        self._validate_token_ids(token_ids)
         return token_ids
 
     def _validate_token_ids(self, token_ids: Any) -> None:
