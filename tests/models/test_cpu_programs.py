@@ -16,6 +16,8 @@ from vllm import LLM, SamplingParams
 from vllm.config import CUDAGraphMode
 from vllm.model_executor.layers import cpu_ops
 from vllm.model_executor.layers.cpu_ops.packing import can_pack
+from vllm.model_executor.layers.cpu_ops.threads import Scratch
+from vllm.v1.attention.ops.cpu import launchers
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 # Sizes that weights can be packed for, so that every product is a kernel's.
@@ -126,6 +128,22 @@ def test_programs_change_nothing(name, folder, monkeypatch):
     assert any(tokens > reqs > 1 for reqs, tokens in replays)  # single tokens beside a prompt's
     small = make_llm(path, num_gpu_blocks_override=small_pool(llm) + 20)
     assert run(small) == expected
+
+
+@needs_packing
+def test_one_request_at_a_time(folder, monkeypatch):
+    """The smallest records of an attention there are, in a process without larger ones. Fault: the
+    program's plan writes to memory that was freed while it was recorded."""
+    for name in ("_plan_scratch", "_thread_scratch", "_partial_scratch", "_nothing_scratch"):
+        monkeypatch.setattr(launchers, name, Scratch())
+    path = folder("llama")
+    expected = run(make_llm(path, enforce_eager=True, max_num_seqs=1))
+    for name in ("_plan_scratch", "_nothing_scratch"):
+        monkeypatch.setattr(launchers, name, Scratch())
+    llm = make_llm(path, max_num_seqs=1)
+    replays = count_replays(llm, monkeypatch)
+    assert run(llm) == expected
+    assert {reqs for reqs, _ in replays} == {1}
 
 
 def test_plain_weights_in_programs_of_few_rows(folder, monkeypatch):

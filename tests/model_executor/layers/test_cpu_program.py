@@ -11,8 +11,8 @@ import torch
 from vllm.model_executor.layers import cpu_ops
 from vllm.model_executor.layers.cpu_ops import program_args
 from vllm.model_executor.layers.cpu_ops.program import KernelProgram
-from vllm.model_executor.layers.cpu_ops.threads import Recorder, record
-from vllm.v1.attention.ops.cpu import key_value_views, paged_attention
+from vllm.model_executor.layers.cpu_ops.threads import Recorder, Scratch, record
+from vllm.v1.attention.ops.cpu import attend_args, key_value_views, launchers, paged_attention
 
 SIZE, HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 64, 6, 2, 32, 16
 
@@ -94,6 +94,35 @@ def test_attention_holds_for_later_lengths():
         lengths.copy_(torch.tensor(new))
         query.normal_()
         assert torch.equal(program.replay(), run())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("requests", [1, 2, 40])
+def test_a_recorded_attention_keeps_its_memory(requests, monkeypatch):
+    """Also a first one, whose scratch is the smallest. Fault: it grows while the attention is noted,
+    and the plan writes where the memory of before has been given to others."""
+    for name in ("_plan_scratch", "_thread_scratch", "_partial_scratch", "_nothing_scratch"):
+        monkeypatch.setattr(launchers, name, Scratch())
+    keys, values = key_value_views(torch.zeros(2, 1, BLOCK, 2 * HEAD_SIZE).bfloat16())
+    query = torch.randn(requests, 1, HEAD_SIZE).bfloat16()
+    ints = torch.ones(requests + 1, dtype=torch.int32)
+    table = torch.ones(requests, 40, dtype=torch.int32)
+    recorder = Recorder()
+    with record(recorder):
+        for _ in range(2):  # two layers
+            out = torch.empty_like(query)
+            paged_attention(query, keys, values, out, ints, ints[1:], table, 0.2)
+    kept = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in recorder.kept]
+    nbytes = {
+        attend_args.PREFIX: 8 * (2 * (requests + 1) + requests),
+        attend_args.SCRATCH: 1,
+        attend_args.PARTIAL: 4 * HEAD_SIZE * requests,
+    }
+    assert len(recorder.entries) == 4
+    for _, args, *_ in recorder.entries:
+        for word, size in nbytes.items():
+            (first,) = args.read(word, 1)
+            assert any(low <= first and first + size <= high for low, high in kept)
 
 
 @torch.inference_mode()

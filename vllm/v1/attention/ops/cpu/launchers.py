@@ -34,6 +34,7 @@ _attend_args = Arguments(
 _size_args = Arguments(attend_args.FORMAT)
 _cache_args = Arguments(cache_args.FORMAT)
 _plan_scratch, _thread_scratch, _partial_scratch = Scratch(), Scratch(), Scratch()
+_nothing_scratch = Scratch()  # of its own: a recorded plan holds the address of the other's memory
 
 
 def key_value_views(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,7 +248,7 @@ def _plan_of_nothing(dtype: torch.dtype, group: int, head_size: int) -> int:
     """Address of arguments for a plan without requests, which tells the scratch of a thread."""
     words = [0] * 28
     words[20], words[21] = group, head_size
-    words[27] = _plan_scratch.reserve(64)
+    words[27] = _nothing_scratch.reserve(64)
     _size_args.write(0, 0, 0, 0, 0, *words, 0, 0, 0.0, 0.0)
     return _size_args.address
 
