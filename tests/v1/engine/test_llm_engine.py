@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.v1.engine.echo_executor import POISON, EchoExecutor
 from vllm.entrypoints.llm import LLM
@@ -183,6 +184,13 @@ class GreedyExecutor(EchoExecutor):
         raise MemoryError("Unable to allocate 10.9 PiB")
 
 
+class GreedyTorchExecutor(EchoExecutor):
+    """Wants it of torch."""
+
+    def initialize_from_config(self, kv_cache_configs):
+        torch.empty(10**15, dtype=torch.uint8)
+
+
 def test_too_little_memory_is_said_in_one_line(tokenizer):
     """What was wanted, and every setting that can be lowered: no traceback of an allocator."""
     with pytest.raises(ValueError, match=r"10.9 PiB.*--max-num-seqs 7, .*override 999$"):
@@ -190,6 +198,8 @@ def test_too_little_memory_is_said_in_one_line(tokenizer):
             distributed_executor_backend=GreedyExecutor, max_model_len=64, max_num_seqs=7,
             num_gpu_blocks_override=999,
         )  # fmt: skip
+    with pytest.raises(ValueError, match="you tried to allocate 1000000000000000 .*--max-num-seqs"):
+        LLM(distributed_executor_backend=GreedyTorchExecutor, max_model_len=64)
 
 
 def test_a_seed_beyond_64_bits_is_named(tokenizer):

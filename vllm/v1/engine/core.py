@@ -64,7 +64,9 @@ class EngineCore:
             executor_class = Executor.get_class(vllm_config)
         try:
             self._build(executor_class, executor_fail_callback)
-        except MemoryError as error:
+        except (MemoryError, RuntimeError) as error:
+            if not _is_for_want_of_memory(error):
+                raise
             raise ValueError(_too_large(vllm_config, error)) from error
         vllm_config.seal()
 
@@ -253,7 +255,13 @@ class EngineCore:
         self.model_executor.shutdown()
 
 
-def _too_large(vllm_config: VllmConfig, error: MemoryError) -> str:
+def _is_for_want_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """torch's allocator of the host raises plain RuntimeErrors."""
+    names = {base.__name__ for base in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
+def _too_large(vllm_config: VllmConfig, error: MemoryError | RuntimeError) -> str:
     """What to lower when the memory for something is not to be had."""
     scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
     sizes = {
