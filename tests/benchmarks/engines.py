@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, field
 
+from vllm.benchmarks.bounds import Bounds
 from vllm.benchmarks.engine import EngineInfo, Run
 from vllm.benchmarks.workload import Workload
 
@@ -57,9 +58,32 @@ class CannedSpec:
             return DyingEngine(self.name, [])
         if self.fault == "hangs in run":
             return CannedEngine(self.name, [1.0], takes_s=60.0)
-        return CannedEngine(self.name, [] if self.fault == "raises in run" else [1.0, 2.0])
+        return CannedEngine(self.name, [] if self.fault == "raises in run" else [1.0, 2.0, 3.0])
 
 
 class DyingEngine(CannedEngine):
     def run(self, workload: Workload) -> Run:
         os._exit(9)
+
+
+@dataclass(frozen=True)
+class CannedBoundsSpec:
+    """Builds a probe that measures `times` times and then has its process end."""
+
+    times: int
+    name: str = "bounds"
+    is_peer: bool = False
+
+    def build(self) -> CannedBounds:
+        return CannedBounds(self.times)
+
+
+@dataclass
+class CannedBounds:
+    times: int
+
+    def measure(self) -> Bounds:
+        if not self.times:
+            os._exit(7)
+        self.times -= 1
+        return Bounds(50e9, ((8, 2e11),))

@@ -90,6 +90,19 @@ def test_starts_are_told_apart(monkeypatch):
     assert starts[0][1] == starts[1][1] != starts[2][1]
 
 
+def test_upstreams_model_cannot_be_made(monkeypatch):
+    """Guards against the loss of our figures when a library for its model's files is missing."""
+
+    def folder(model, dtype):
+        raise ImportError("no accelerate")
+
+    monkeypatch.setattr(ready, "_start", lambda plan, server, name: 3.0)
+    monkeypatch.setattr(ready, "hf_folder", folder)
+    for measure in ready.run(plan(upstream_python="/upstream/python")):
+        assert measure.value == 3.0 and measure.ratio is None
+        assert "upstream failed: ImportError: no accelerate" in measure.note
+
+
 def test_rounds_end_when_the_time_is_up():
     """One is done whatever the time; no further one after it."""
     endless = dataclasses.replace(plan(), num_iters=4)

@@ -35,6 +35,14 @@ class EngineFailed(RuntimeError):
     """An engine under test raised or died; one line. Its traceback is in the debug log."""
 
 
+def reason(error: Exception) -> str:
+    """One line of it; what is not meant for a user is named by its type too."""
+    text = " ".join(str(error).split())
+    if isinstance(error, (EngineFailed, ValueError)) and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 @dataclass(frozen=True)
 class _Failure:
     """What the process sends back instead of an answer."""
@@ -85,9 +93,17 @@ class EngineProcess:
         return self.call("measure")
 
     def peak_memory_bytes(self) -> int:
-        """Resident memory at its highest, of the process and those that it started."""
-        process = psutil.Process(self._process.pid)
-        return sum(_peak_bytes(each.pid) for each in (process, *process.children(recursive=True)))
+        """Resident memory at its highest, of the process and those that it started.
+
+        Raises:
+            EngineFailed: the process is gone.
+        """
+        try:
+            process = psutil.Process(self._process.pid)
+            started = process.children(recursive=True)
+        except psutil.Error as error:
+            raise EngineFailed(f"{self.name}: {error}") from None
+        return sum(_peak_bytes(each.pid) for each in (process, *started))
 
     def close(self) -> None:
         """Ends the process, by force if it does not end by itself."""
@@ -181,7 +197,7 @@ def engine_processes(
             except EngineFailed as error:
                 if on_failure is None:
                     raise
-                on_failure(spec.name, " ".join(str(error).split()))
+                on_failure(spec.name, reason(error))
         yield engines
 
 

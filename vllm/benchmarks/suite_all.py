@@ -18,12 +18,15 @@ from vllm.benchmarks.bounds import BoundsSpec
 from vllm.benchmarks.engine import BenchEngineSpec, VllmSpec
 from vllm.benchmarks.measures import MeasurePlan, run_measure
 from vllm.benchmarks.peers import PEERS, PeerOptions, make_peers, missing_reason
-from vllm.benchmarks.process import EngineFailed, EngineProcess, engine_processes
+from vllm.benchmarks.process import EngineFailed, EngineProcess, engine_processes, reason
 from vllm.benchmarks.suite import EngineSet, Task, expand_names, make_task, share_of_time
 from vllm.benchmarks.suite_build import task_report
 from vllm.benchmarks.suite_report import measure_text, task_text
+from vllm.benchmarks.suite_resume import (
+    check_same_run, has_measure, has_task, with_measure, with_task,
+)  # fmt: skip
 from vllm.benchmarks.suite_results import Machine, MeasureReport, SuiteReport, to_json
-from vllm.benchmarks.suite_run import run_task
+from vllm.benchmarks.suite_run import LastBounds, run_task
 from vllm.benchmarks.transformers_peer import PeerCache
 from vllm.engine.arg_utils import EngineArgs
 from vllm.logger import init_logger
@@ -55,7 +58,13 @@ class SuiteOptions:
 
 
 class Suite:
-    """Measures one thing after the other. A workload or a measure that fails costs no other."""
+    """Measures one thing after the other. A workload or a measure that fails costs no other.
+
+    `before`: what is gone on from; what failed in it is done again.
+
+    Raises:
+        ValueError: by the constructor, where `before` is of another model, precision or machine.
+    """
 
     def __init__(
         self, options: SuiteOptions, model_config: ModelConfig, before: SuiteReport | None = None
@@ -64,18 +73,27 @@ class Suite:
         self._model_config = model_config
         self._began = time.perf_counter()
         names, measures = expand_names(options.workloads)
-        self.report = before or SuiteReport(
-            Machine.this(), Path(model_config.model).name, options.precision
-        )
-        self._names = [name for name in names if self.report.task(name) is None]
-        self._measures = [name for name in measures if self.report.measured(name) is None]
+        empty = SuiteReport(Machine.this(), Path(model_config.model).name, options.precision)
+        if before is not None:
+            check_same_run(before, empty)
+        self.report = before or empty
+        self._names = [name for name in names if not has_task(self.report, name)]
+        self._measures = [name for name in measures if not has_measure(self.report, name)]
         self._left = [*self._names, *self._measures]
 
     def run(self) -> SuiteReport:
         """All that is asked for and not in the report yet."""
         tasks = [self._task(name) for name in self._names]
         for engine_set, same in groupby(tasks, key=lambda task: task.engine_set):
-            self._run_set(engine_set, list(same))
+            same = list(same)
+            try:
+                self._run_set(engine_set, same)
+            except Exception as error:
+                logger.debug("the workloads of these engines ended", exc_info=True)
+                for task in same:
+                    if task.name in self._left:
+                        self._left.remove(task.name)
+                        self._leave_out(task.name, engine_set, reason(error))
         for name in self._measures:
             self._run_measure(name)
         return self.report
@@ -99,33 +117,49 @@ class Suite:
             self._options.timeout_s,
             self._say,
         ) as loaded:
-            for name, reason in failed.items():
-                self._leave_out(name, engine_set, reason)
+            for name, why in failed.items():
+                self._leave_out(name, engine_set, why)
             if failed.keys() & needed:
                 self._left = self._left[len(tasks) :]
                 return
             probe, *engines = loaded
             size = None if engine_set.is_encoder_decoder else _model_size(engines[0])
             self._add_ready(engine_set, engines)
+            bounds = LastBounds(probe.bounds)
             for task in tasks:
-                self._run_task(task, probe, engines, size)
+                self._run_task(task, bounds, engines, size)
 
     def _run_task(
         self,
         task: Task,
-        probe: EngineProcess,
+        bounds: LastBounds,
         engines: Sequence[EngineProcess],
         size: ModelSize | None,
     ) -> None:
         options, limit_s = self._options, self._time_for(task.name)
-        table = run_task(engines, task, options.num_iters, probe.bounds, self._say, limit_s)
-        report = task_report(table, size)
-        self._add(tasks=(*self.report.tasks, report))
+        try:
+            table = run_task(engines, task, options.num_iters, bounds, self._say, limit_s)
+            report = task_report(table, size)
+        except Exception as error:
+            logger.debug("%s failed", task.name, exc_info=True)
+            self._leave_out(task.name, task.engine_set, reason(error))
+            return
+        self._keep(with_task(self.report, report, _suffix(task.engine_set)))
         print(task_text(report), file=sys.stderr, flush=True)
 
     def _run_measure(self, name: str) -> None:
-        options, limit_s = self._options, self._time_for(name)
-        plan = MeasurePlan(
+        limit_s = self._time_for(name)
+        try:
+            measured = MeasureReport(name, run_measure(name, self._measure_plan(limit_s)))
+        except Exception as error:
+            logger.debug("%s failed", name, exc_info=True)
+            measured = MeasureReport(name, failure=reason(error))
+        self._keep(with_measure(self.report, measured))
+        print(measure_text(measured), file=sys.stderr, flush=True)
+
+    def _measure_plan(self, limit_s: float | None) -> MeasurePlan:
+        options = self._options
+        return MeasurePlan(
             engine_args=options.engine_args,
             num_iters=options.num_iters,
             vocab_size=self._model_config.get_vocab_size(),
@@ -135,12 +169,6 @@ class Suite:
             upstream_python=options.upstream_python,
             ends_at=None if limit_s is None else time.perf_counter() + limit_s,
         )
-        try:
-            measured = MeasureReport(name, run_measure(name, plan))
-        except (EngineFailed, ValueError) as error:
-            measured = MeasureReport(name, failure=" ".join(str(error).split()))
-        self._add(measures=(*self.report.measures, measured))
-        print(measure_text(measured), file=sys.stderr, flush=True)
 
     def _specs(self, engine_set: EngineSet) -> list[BenchEngineSpec]:
         """The probe, our engine, the peers that can run."""
@@ -164,17 +192,20 @@ class Suite:
         )
         specs: list[BenchEngineSpec] = [BoundsSpec(), VllmSpec(args)]
         for name in PEERS if options.peers is None else options.peers:
-            reason = missing_reason(name, peer_options)
-            if reason is None:
-                specs += make_peers(name, peer_options)
-            else:
-                self._leave_out(name, engine_set, reason)
+            try:
+                why = missing_reason(name, peer_options)
+                specs += make_peers(name, peer_options) if why is None else []
+            except Exception as error:
+                why = reason(error)
+            if why is not None:
+                self._leave_out(name, engine_set, why)
         return specs
 
-    def _leave_out(self, name: str, engine_set: EngineSet, reason: str) -> None:
+    def _leave_out(self, name: str, engine_set: EngineSet, why: str) -> None:
+        """`name`: of an engine, or of a workload that could not be run."""
         label = f"{name}{_suffix(engine_set)}"
-        logger.warning("%s is left out: %s", label, reason)
-        self._add(left_out={**self.report.left_out, label: reason})
+        logger.warning("%s is left out: %s", label, why)
+        self._add(left_out={**self.report.left_out, label: why})
 
     def _add_ready(self, engine_set: EngineSet, engines: Sequence[EngineProcess]) -> None:
         ready = {f"{e.name}{_suffix(engine_set)}": e.ready_seconds or 0.0 for e in engines}
@@ -182,7 +213,10 @@ class Suite:
 
     def _add(self, **fields) -> None:
         """Takes it into the report, and writes the report down."""
-        self.report = dataclasses.replace(self.report, **fields)
+        self._keep(dataclasses.replace(self.report, **fields))
+
+    def _keep(self, report: SuiteReport) -> None:
+        self.report = report
         if self._options.output_json:
             Path(self._options.output_json).write_text(to_json(self.report) + "\n")
 

@@ -57,7 +57,11 @@ def add_cli_args(parser: FlexibleArgumentParser) -> None:
         help="An engine that takes longer for one answer is ended, and left out from there.",
     )
     add("--output-json", metavar="FILE", help="Write the results to FILE after each workload.")
-    add("--resume", action="store_true", help="Keep what --output-json's file has already.")
+    add(
+        "--resume",
+        action="store_true",
+        help="Keep what --output-json's file has; what failed is done again.",
+    )
     add("--from-json", metavar="FILE", help="Measure nothing: print the results in FILE.")
     add("--json", action="store_true", help="Print the results as JSON alone.")
     add("--markdown", action="store_true", help="Print them as Markdown tables.")

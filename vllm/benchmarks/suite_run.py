@@ -12,8 +12,11 @@ from typing import Protocol
 from vllm.benchmarks.bounds import Bounds
 from vllm.benchmarks.compare import checked_run
 from vllm.benchmarks.engine import BenchEngine, EngineInfo
-from vllm.benchmarks.process import EngineFailed
+from vllm.benchmarks.process import EngineFailed, reason
 from vllm.benchmarks.suite import Task
+from vllm.logger import init_logger
+
+logger = init_logger(__name__)
 
 
 class SuiteEngine(BenchEngine, Protocol):
@@ -56,6 +59,26 @@ class TaskTable:
     bounds: tuple[Bounds, ...]
 
 
+class LastBounds:
+    """The machine's bounds, as a probe measures them. Once it fails its last ones stand in: engines
+    lose no rounds for it.
+
+    Raises:
+        EngineFailed: when it is made, if the probe cannot measure at all.
+    """
+
+    def __init__(self, measure: Callable[[], Bounds]) -> None:
+        self._measure = measure
+        self._last = measure()
+
+    def __call__(self) -> Bounds:
+        try:
+            self._last = self._measure()
+        except EngineFailed as error:
+            logger.warning("the bounds are those of an earlier round: %s", reason(error))
+        return self._last
+
+
 @dataclass
 class _State:
     """How far an engine is in a task."""
@@ -71,8 +94,8 @@ class _State:
         began = time.perf_counter()
         try:
             work()
-        except (EngineFailed, ValueError) as error:
-            self.failure = " ".join(str(error).split())
+        except Exception as error:
+            self.failure = reason(error)
         self.spent_s += time.perf_counter() - began
 
     def one_round(self, task: Task) -> None:
@@ -91,8 +114,8 @@ class _State:
         try:
             if not self.failure:
                 info, memory = self.engine.info(), self.engine.peak_memory_bytes()
-        except EngineFailed as error:
-            self.failure = str(error)
+        except Exception as error:
+            self.failure = reason(error)
         if self.failure:
             return TaskResult(name, None, failure=self.failure)
         whole = tuple(seconds[0] for seconds in self.rounds)
@@ -109,7 +132,8 @@ def run_task(
     limit_s: float | None = None,
 ) -> TaskTable:
     """`num_iters` rounds of every engine; who begins moves on by one each round. An engine that
-    fails is left out of the rest of the task; the others go on.
+    fails is left out of the rest of the task; the others go on. `measure_bounds`: such as
+    `LastBounds`; what it raises ends the task.
 
     With a limit every engine has the same share of it: one that has used up its own, warm-up
     included, sits out, after one round at the least."""

@@ -51,7 +51,7 @@ def run_measure(name: str, plan: MeasurePlan) -> tuple[Measure, ...]:
     """The figures of the measure of that name.
 
     Raises:
-        EngineFailed, ValueError: an engine or a server failed.
+        EngineFailed, ValueError: an engine or a server failed. Libraries' own errors come through.
     """
     from vllm.benchmarks.measures import growth, http, ready
 

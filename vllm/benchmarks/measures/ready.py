@@ -13,7 +13,7 @@ from vllm.benchmarks.measures import MeasurePlan, median_of
 from vllm.benchmarks.measures.server import ServerCommand, our_server, running, with_cold_caches
 from vllm.benchmarks.peers.model_files import hf_folder
 from vllm.benchmarks.peers.upstream import upstream_settings
-from vllm.benchmarks.process import EngineFailed, plain_environment
+from vllm.benchmarks.process import plain_environment, reason
 from vllm.benchmarks.suite_goals import READY_COLD, READY_WARM
 from vllm.benchmarks.suite_results import Measure
 
@@ -28,12 +28,13 @@ def run(plan: MeasurePlan) -> tuple[Measure, ...]:
     cold, warm = (statistics.median(seconds) for seconds in zip(*pairs, strict=True))
     theirs, note = (None, None), median_of(len(pairs), "start")
     if plan.upstream_python is not None:
-        server = _upstream_server(plan, plan.upstream_python)
         try:
+            # Its model's files are made here, by libraries that may be missing.
+            server = _upstream_server(plan, plan.upstream_python)
             theirs = _cold_and_warm(plan, server, "upstream")
             note += ", upstream: one"
-        except EngineFailed as error:
-            note += f"; upstream failed: {error}"
+        except Exception as error:
+            note += f"; upstream failed: {reason(error)}"
     return (
         _measure(READY_WARM, warm, theirs[1], note),
         _measure(READY_COLD, cold, theirs[0], note),
