@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 import time
 from types import SimpleNamespace
 
@@ -27,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
     ReqMeta,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.options import NixlOptions
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import Peer
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.scheduler import NixlConnectorScheduler
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
@@ -39,7 +41,14 @@ def silent():
     """Ports on which somebody listens and says nothing."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(zmq.Context.instance().socket(zmq.ROUTER)) for _ in "abc"]
-        yield [socket.bind_to_random_port("tcp://127.0.0.1") for socket in sockets]
+        yield [one.bind_to_random_port("tcp://127.0.0.1") for one in sockets]
+
+
+@pytest.fixture
+def silent_tcp():
+    """A port on which connections are accepted and nothing is said."""
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as server:
+        yield server.getsockname()[1]
 
 
 def ask(decode: End, remote: RemoteMeta, name: str, page: int) -> None:
@@ -50,26 +59,113 @@ def nobody(port: int, engine_id: str) -> RemoteMeta:
     return RemoteMeta(([1],), "127.0.0.1", port, engine_id, "r")
 
 
-def test_a_request_too_many_is_refused_by_name(ends, silent, caplog_vllm):  # noqa: F811
-    """Peers with something to do keep their places; who gets none fails at once, as the policy says,
-    and can come again. Guards against a socket for each address that a client makes up."""
-    decode, prefill = ends(LAYOUT, max_peers=2, timeout_seconds=1.0), ends(LAYOUT)
-    for i, port in enumerate(silent[:2]):
-        ask(decode, nobody(port, f"e{i}"), f"r{i}", i + 1)
-    prefill.keep("a", "b")
-    ask(decode, prefill.remote(([2],), "a"), "a", 3)
-    assert decode.received == {"a"} and decode.invalid == {3}
-    assert "2 other engines are connected, as many as max_peers" in caplog_vllm.text
-    assert len(decode.worker.peers) == 2
-    step_until(lambda: {"r0", "r1"} <= decode.received, decode, prefill)
-    read(decode, prefill, ([4],), ([2],), (16,), "b")
-    assert decode.invalid == {1, 2, 3}
+def connected(decode: End) -> set[Peer]:
+    return {peer for peer in decode.worker.peers if peer.is_ready}
+
+
+def test_addresses_that_are_silent_take_no_others_places(ends, silent_tcp):  # noqa: F811
+    """More requests than there are places name addresses that accept a connection and say nothing.
+    Engines that are connected stay so and are read from at once; one that is not waits for its turn
+    and is read too. Guards against peers that are displaced, or kept out, on a client's word."""
+    decode = ends(LAYOUT, max_peers=16)
+    known = [ends(LAYOUT), ends(LAYOUT)]
+    newcomer = ends(LAYOUT)
+    for i, prefill in enumerate(known):
+        prefill.keep(f"before{i}", f"amidst{i}")
+        read(decode, prefill, ([1 + i],), ([2],), (16,), f"before{i}")
+    before = connected(decode)
+    decode.worker.peers._patience_seconds = 60.0
+    junk = [nobody(silent_tcp, f"e{i}") for i in range(40)]
+    metas = {f"junk{i}": ReqMeta(([11],), (16,), remote) for i, remote in enumerate(junk)}
+    decode.step(reqs_to_recv=metas)
+    newcomer.keep("new")
+    ask(decode, newcomer.remote(([2],), "new"), "new", 5)
+    for i, prefill in enumerate(known):
+        read(decode, prefill, ([3 + i],), ([4],), (16,), f"amidst{i}")
+    assert connected(decode) == before and "new" not in decode.received
+    assert len(decode.worker.peers) == len(before) + 16 // 2
+    decode.worker.peers._patience_seconds = 0.1
+    step_until(lambda: "new" in decode.received, decode, newcomer)
+    assert connected(decode) > before and decode.invalid == {11}
+    for peer in set(decode.worker.peers) - connected(decode):
+        peer._deadline = 0.0
+    step_until(lambda: metas.keys() <= decode.received, decode)
+    assert decode.invalid == {11} and set(decode.worker.peers) == connected(decode)
+
+
+def test_a_request_that_waits_for_a_handshake_ends(ends, silent_tcp, caplog_vllm):  # noqa: F811
+    """One is aborted, the other's time is over before there is a place."""
+    decode = ends(LAYOUT, max_peers=2, timeout_seconds=0.5)
+    decode.worker.peers._patience_seconds = 60.0
+    for i in range(3):
+        ask(decode, nobody(silent_tcp, f"e{i}"), f"r{i}", i + 1)
+    assert len(decode.worker.peers) == 1 and not decode.received
+    decode.step(finished={"r1"})
+    assert decode.received == {"r1"} and decode.invalid == {2}
+    ask(decode, nobody(silent_tcp, "e3"), "r3", 4)
+    decode.worker.peers._connect = lambda remote: pytest.fail("its time is over")
+    (first,) = decode.worker.peers
+    first._deadline += 60
+    step_until(lambda: {"r2", "r3"} <= decode.received, decode)
+    assert "r0" not in decode.received and decode.invalid == {2, 3, 4}
+    assert "1 handshakes are under way" in caplog_vllm.text
+
+
+def test_an_engine_makes_way_for_another_that_has_shown_itself(ends, silent_tcp):  # noqa: F811
+    """Of two that are connected, as many as may be, the one that was read from last stays."""
+    decode, *others = ends(LAYOUT, max_peers=2), *(ends(LAYOUT) for _ in range(3))
+    for i, prefill in enumerate(others[:2]):
+        prefill.keep(f"r{i}")
+        read(decode, prefill, ([1 + i],), ([2],), (16,), f"r{i}")
+    before = connected(decode)
+    ask(decode, nobody(silent_tcp, "e"), "junk", 11)
+    decode.step(finished={"junk"})
+    assert connected(decode) == before
+    others[2].keep("r2")
+    read(decode, others[2], ([3],), ([2],), (16,), "r2")
+    names = {peer.key.engine_id for peer in connected(decode)}
+    assert names == {end.worker.engine_id for end in others[1:]} and decode.invalid == {11}
+
+
+def test_a_request_too_many_is_refused_by_name(ends, caplog_vllm):  # noqa: F811
+    """An engine with something to do keeps its place; who gets none fails at once, as the policy
+    says, and can come again. Guards against a connection for each engine that requests name."""
+    decode, busy, other = ends(LAYOUT, max_peers=1), ends(LAYOUT), ends(LAYOUT)
+    ask(decode, busy.remote(([2],), "a"), "a", 1)  # Not kept yet, so that its end is not known.
+    step_until(lambda: connected(decode), decode, busy)
+    other.keep("b", "c")
+    ask(decode, other.remote(([2],), "b"), "b", 3)
+    assert decode.received == {"b"} and decode.invalid == {3}
+    assert "1 other engines are connected, as many as max_peers" in caplog_vllm.text
+    busy.keep("a")
+    step_until(lambda: "a" in decode.received, decode, busy)
+    read(decode, other, ([4],), ([2],), (16,), "c")
+    assert decode.invalid == {3} and len(decode.worker.peers) == 1
+
+
+def test_two_shake_hands_for_one_place(ends, caplog_vllm):  # noqa: F811
+    """Who comes second is refused, as long as the first has something to do."""
+    decode, one, two = ends(LAYOUT, max_peers=1), ends(LAYOUT), ends(LAYOUT)
+    decode.worker.peers._most_unproven = 2
+    decode.step(
+        reqs_to_recv={
+            name: ReqMeta(([page],), (16,), end.remote(([2],), name))
+            for name, page, end in (("a", 1, one), ("b", 3, two))
+        }
+    )
+    step_until(lambda: decode.received, decode)
+    assert len(decode.received) == 1 and len(connected(decode)) == 1
+    assert "1 other engines are connected" in caplog_vllm.text
+    for end in (one, two):
+        end.keep("a", "b")
+    step_until(lambda: decode.received == {"a", "b"}, decode, one, two)
+    assert len(decode.invalid) == 1
 
 
 def test_heartbeats_and_releases_take_free_places_only(ends, silent, caplog_vllm):  # noqa: F811
     """A thousand requests that wait name a thousand engines: few are connected to, one line says so,
     and a request that is read takes the place of one."""
-    decode, prefill = ends(LAYOUT, max_peers=3), ends(LAYOUT)
+    decode, prefill = ends(LAYOUT, max_peers=6), ends(LAYOUT)
     junk = [nobody(silent[0], f"e{i}") for i in range(1000)]
     beats = {each.peer_key: HeartbeatInfo(frozenset("r"), each.host, each.port) for each in junk}
     releases = {f"r{i}": each for i, each in enumerate(junk)}

@@ -20,7 +20,7 @@ class NixlOptions:
     staging_bytes: of the buffer for pages that must be converted; none is made before one comes.
     progress_thread: serve peers in a thread that never sleeps, not with each step only. Where the
         network cannot read memory by itself (TCP), reads need not wait for a step then.
-    max_peers: engines that are connected at a time.
+    max_peers: engines that are connected at a time; half as many handshakes may be under way.
     peer_idle_seconds: a connection that no request asks for is dropped after that time.
 
     Raises:

@@ -228,7 +228,8 @@ class Peer:
         self._hash = compatibility_hash
         self._agent = agent
         self._pair = pair
-        self._deadline = time.monotonic() + seconds
+        self.began_at = time.monotonic()
+        self._deadline = self.began_at + seconds
         # What was released and not answered yet, by the peer's request id, in order: several of our
         # requests may name one of the peer's.
         self._asked: dict[str, deque[Receive | None]] = {}

@@ -44,6 +44,7 @@ class Receive:
     def __init__(self, request_id: str, meta: ReqMeta) -> None:
         self.request_id = request_id
         self.meta = meta
+        self.asked_at = time.monotonic()
         self.has_started = False
         self.deadline: float | None = None
         self.is_released = False

@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.options import NixlOptions
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import Peer, PeerLost, pair_groups
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peers import Peers
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peers import NoPlaceYet, Peers
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.receive import Receive
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.registration import plan_registration
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.regions import Region
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+# Of a handshake's time, the part in which it need not fear to be given up for another.
+_PATIENCE = 10
+
 
 class NixlBaseConnectorWorker:
     """Registers the caches and reads what peers have. See `NixlConnector` for who calls what."""
@@ -59,10 +62,17 @@ class NixlBaseConnectorWorker:
         self.leases = Leases(self.options.lease_seconds)
         self.xfer_stats = NixlKVConnectorStats()
         self.compat_hash = compute_nixl_compatibility_hash(vllm_config, "", False)
-        most, idle_seconds = self.options.max_peers, self.options.peer_idle_seconds
-        self.peers = Peers(self._connect, self._drop, most, idle_seconds)
+        self.peers = Peers(
+            self._connect,
+            self._drop,
+            self.options.max_peers,
+            self.options.peer_idle_seconds,
+            self.options.timeout_seconds / _PATIENCE,
+        )
         self._staging: StagingBuffer | None = None
         self._server: SideChannelServer | None = None
+        # Receives that wait for a place for their peer's handshake.
+        self._unplaced: list[Receive] = []
         # Receives that failed but whose bytes may still arrive.
         self._draining: list[Receive] = []
         self._done_receiving: set[str] = set()
@@ -154,8 +164,8 @@ class NixlBaseConnectorWorker:
         for request_id, deadline in metadata.reqs_to_send.items():
             self.leases.hold(request_id, deadline)
         self._poll_peers()
-        for request_id, meta in metadata.reqs_to_recv.items():
-            self._receive(Receive(request_id, meta))
+        self._unplaced += [Receive(*each) for each in metadata.reqs_to_recv.items()]
+        self._place()
         unheard: list[str] = []
         for remote in metadata.reqs_to_release.values():
             self._tell(remote, lambda peer, remote=remote: peer.release(remote.request_id), unheard)
@@ -170,15 +180,25 @@ class NixlBaseConnectorWorker:
             )  # fmt: skip
         self._advance()
 
-    def _receive(self, receive: Receive) -> None:
-        try:
-            peer = self.peers.get(receive.meta.remote, may_displace=True)
-        except PeerLost as error:
-            self._count_failure(receive, str(error), is_handshake=True)
-            self._invalid_pages |= receive.wanted_pages
-            self._done_receiving.add(receive.request_id)
-            return
-        peer.receives[receive.request_id] = receive
+    def _place(self) -> None:
+        """Gives receives to their peers, in order; some keep waiting."""
+        receives, self._unplaced = self._unplaced, []
+        for receive in receives:
+            try:
+                peer = self.peers.get(receive.meta.remote, may_displace=True)
+            except PeerLost as error:
+                waited = time.monotonic() - receive.asked_at
+                if isinstance(error, NoPlaceYet) and waited < self.options.timeout_seconds:
+                    self._unplaced.append(receive)
+                else:
+                    self._count_failure(receive, str(error), is_handshake=True)
+                    self._end_unplaced(receive)
+            else:
+                peer.receives[receive.request_id] = receive
+
+    def _end_unplaced(self, receive: Receive) -> None:
+        self._invalid_pages |= receive.wanted_pages
+        self._done_receiving.add(receive.request_id)
 
     def _tell(
         self, remote: RemoteMeta, tell: Callable[[Peer], None], unheard: list[str]
@@ -194,7 +214,12 @@ class NixlBaseConnectorWorker:
         for peer in self.peers:
             for request_id in finished_req_ids & peer.receives.keys():
                 peer.receives[request_id].is_aborted = True
+        for receive in self._unplaced:
+            if receive.request_id in finished_req_ids:
+                self._end_unplaced(receive)
+        self._unplaced = [r for r in self._unplaced if r.request_id not in finished_req_ids]
         self._poll_peers()
+        self._place()
         self._advance()
         released, expired = self.leases.take_released(), self.leases.take_expired()
         if expired:
@@ -228,11 +253,11 @@ class NixlBaseConnectorWorker:
             was_ready = peer.is_ready
             try:
                 answers = peer.poll()
+                if peer.is_ready and not was_ready:
+                    self.peers.admit(peer)
             except PeerLost as error:
                 self._drop(peer, str(error))
                 continue
-            if peer.is_ready and not was_ready:
-                self.peers.drop_others_at(peer)
             for answer in answers:
                 self._take_answer(peer, answer)
 
