@@ -8,10 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from numba import njit
 
 from vllm.model_executor.layers import cpu_ops
 from vllm.model_executor.layers.cpu_ops import elementwise
 from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary
+from vllm.model_executor.layers.cpu_ops.simd import Simd
+from vllm.model_executor.layers.cpu_ops.target import Target
 from vllm.v1.attention.ops.cpu import key_value_views, reshape_and_cache
 
 # Half a unit in the last place of an output of size 1, and a little for the sum.
@@ -323,3 +326,14 @@ def test_kernels_compiled_beside(tmp_path, monkeypatch):
     assert [made] == list((tmp_path / "cpu_kernels").iterdir())
     assert made.stat().st_mtime_ns == written
     assert library.compile_beside("float64") is None
+
+
+@pytest.mark.parametrize(("family", "counts"), [("x86", True), ("arm", False), ("", False)])
+def test_time_stamps_only_where_programs_may_read_them(family, counts):
+    """Fault: the kernels of a program end in an illegal instruction on a machine whose system keeps
+    the counter to itself."""
+    cycles = Simd(Target(8, False, "", "", family), "float32").cycles
+    function = njit(lambda: cycles())
+    function.compile(())
+    (compiled,) = function.overloads.values()
+    assert ("readcyclecounter" in compiled.library.get_llvm_str()) is counts

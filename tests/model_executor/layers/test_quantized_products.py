@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from llvmlite import ir
 
 from vllm.model_executor.layers.cpu_ops.quant_format import FORMATS, INT4, INT4_MIN, INT8
 from vllm.model_executor.layers.cpu_ops.quant_linear import (
@@ -24,6 +25,9 @@ from vllm.model_executor.layers.cpu_ops.quant_packing import (
     quantize,
     unpack_blocks,
 )
+from vllm.model_executor.layers.cpu_ops.quant_simd import make_sum_of_products
+from vllm.model_executor.layers.cpu_ops.simd import Simd
+from vllm.model_executor.layers.cpu_ops.target import Target
 
 BF16, F32 = torch.bfloat16, torch.float32
 # Each format with one dtype at least; each pair is compiled once.
@@ -180,6 +184,18 @@ def test_embedding(fmt, dtype):
     for outside in (-1, 64):
         with pytest.raises(IndexError, match="64 rows"):
             quantized_embedding(torch.tensor([3, outside]), packed, fmt, dtype)
+
+
+def test_the_product_of_bytes_as_every_llvm_has_it():
+    """Fault: its operands are vectors of bytes, which LLVM knows from 22 on only (llvmlite 0.48)."""
+    module = ir.Module()
+    simd = Simd(Target(16, True, "", "+avx512vnni", "x86"), "bfloat16")
+    words = simd.emit.i32
+    function = ir.Function(module, ir.FunctionType(words, [words] * 3), "f")
+    builder = ir.IRBuilder(function.append_basic_block())
+    builder.ret(make_sum_of_products(simd)(builder, *function.args))
+    (used,) = [f for f in module.functions if f.name == "llvm.x86.avx512.vpdpbusd.512"]
+    assert [arg.type for arg in used.args] == [words] * 3
 
 
 NARROW = """

@@ -31,10 +31,8 @@ def make_sum_of_products(simd: Simd) -> Callable:
     e = simd.emit
     if has_vnni(simd.target):
         name = f"llvm.x86.avx512.vpdpbusd.{32 * e.lanes}"
-        wide = ir.VectorType(I8, 4 * e.lanes)
-        return lambda b, acc, codes, x: call(
-            b, name, e.i32, acc, b.bitcast(codes, wide), b.bitcast(x, wide)
-        )
+        # Words, as LLVM had it up to 21; later ones take that too, and make bytes of them.
+        return lambda b, acc, codes, x: call(b, name, e.i32, acc, codes, x)
 
     def emit(b, acc, codes, x):
         for byte in range(4):

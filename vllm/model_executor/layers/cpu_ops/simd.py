@@ -276,7 +276,13 @@ class Simd:
         )
         self.prefetch = make_intrinsic(void(i64), self.emit_prefetch)
         self.pause = make_intrinsic(void(), self._emit_pause)
-        self.cycles = make_intrinsic(i64(), lambda b: call(b, "llvm.readcyclecounter", I64))
+        # Elsewhere user programs may be forbidden to read such a counter.
+        self.cycles = make_intrinsic(
+            i64(),
+            lambda b: call(b, "llvm.readcyclecounter", I64)
+            if self.target.family == "x86"
+            else const(I64, 0),
+        )
         # Functions at an address: without arguments, with one, and `syscall` for a futex.
         self.call0 = make_intrinsic(void(i64), _emit_call_address)
         self.call1 = make_intrinsic(void(i64, i64), _emit_call_address)
