@@ -21,5 +21,5 @@ ENTRY_BYTES = 64
 
 # The helpers. TURN changes when there is a program to help with.
 TURN, WAITING = 0, 64
-PROGRAM, QUIT = 128, 136
+PROGRAM = 128
 HELPERS_BYTES = 192

@@ -143,13 +143,11 @@ def build(simd: Simd) -> dict[str, Callable]:
         run(program)
 
     def help_programs(helpers):
-        """A helper's life: runs along with each program until it is told to quit."""
+        """A helper's life: runs along with each program, to the end of the process."""
         seen = 0
         while True:
             turn = atomic_load(helpers + A.TURN)
             program = iload64(helpers + A.PROGRAM)
-            if iload64(helpers + A.QUIT) != 0:
-                return
             if turn == seen:
                 wait(helpers, helpers + A.TURN, helpers + A.WAITING, turn)
             else:
