@@ -146,7 +146,7 @@ def test_one_request_at_a_time(folder, monkeypatch):
     assert {reqs for reqs, _ in replays} == {1}
 
 
-def test_plain_weights_in_programs_of_few_rows(folder, monkeypatch):
+def test_plain_weights_in_programs_of_few_rows(folder, monkeypatch, caplog_vllm):
     """Where products of many rows are torch's, as on CPUs without AVX512_BF16 (*emulated*): steps of
     few tokens are recorded, larger ones run without. Fault: one is taken for the other."""
     monkeypatch.setattr(cpu_ops, "can_pack", lambda weight: False)
@@ -154,6 +154,7 @@ def test_plain_weights_in_programs_of_few_rows(folder, monkeypatch):
     expected = run(make_llm(path, enforce_eager=True))
     llm = make_llm(path)
     assert runner_of(llm).graphs.max_num_tokens == 8
+    assert "Steps of more than 8 tokens run without a graph: torch computes" in caplog_vllm.text
     replays = count_replays(llm, monkeypatch)
     assert run(llm) == expected
     assert {1, 2, 3, 4} <= {tokens for _, tokens in replays} and max(replays)[1] <= 8

@@ -11,6 +11,7 @@ import torch
 from vllm.model_executor.layers import cpu_ops
 from vllm.model_executor.layers.cpu_ops import program_args
 from vllm.model_executor.layers.cpu_ops.program import KernelProgram
+from vllm.model_executor.layers.cpu_ops.target import host_target
 from vllm.model_executor.layers.cpu_ops.threads import Recorder, Scratch, record
 from vllm.v1.attention.ops.cpu import attend_args, key_value_views, launchers, paged_attention
 
@@ -94,6 +95,35 @@ def test_attention_holds_for_later_lengths():
         lengths.copy_(torch.tensor(new))
         query.normal_()
         assert torch.equal(program.replay(), run())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("rows", "expected_rows"), [(0, 0), (20, 18), (30, 30), (48, 48)])
+def test_partial_results_without_room(rows, expected_rows, monkeypatch):
+    """Requests that cannot be split any more are computed whole, with the same bits. Fault: partial
+    results beyond their memory, or another order of sums."""
+    torch.manual_seed(0)
+    blocks = 80
+    cache = torch.randn(1 + 3 * blocks, KV_HEADS, BLOCK, 2 * HEAD_SIZE).bfloat16()
+    keys, values = key_value_views(cache)
+    query = torch.randn(3, HEADS, HEAD_SIZE).bfloat16()
+    starts = torch.arange(4, dtype=torch.int32)
+    # Split, they have 30, 0 and 18 rows: of 5, 1 and 3 chunks, 2 heads and 3 rows a chunk.
+    lengths = torch.tensor([blocks * BLOCK, 1, 700], dtype=torch.int32)
+    table = 1 + torch.randperm(3 * blocks).int().view(3, blocks)
+
+    def run() -> torch.Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype)
+        paged_attention(query, keys, values, out, starts, lengths, table, 0.2)
+        return out
+
+    expected, row_bytes = run(), launchers._partial_row_bytes(HEAD_SIZE)
+    monkeypatch.setattr(launchers, "_MOST_PARTIAL_BYTES", rows * row_bytes)
+    assert torch.equal(run(), expected)
+    (partial_bytes,) = launchers._attend_args.read(attend_args.PARTIAL_BYTES, 1)
+    lanes = host_target().lanes
+    assert partial_bytes == expected_rows * 4 * (-(-HEAD_SIZE // lanes) * lanes + lanes)
+    assert torch.equal(KernelProgram(run, 3, 3).replay(), expected)
 
 
 @torch.inference_mode()

@@ -115,10 +115,13 @@ class SizedGraphManager(CudaGraphManager):
                 continue
             try:
                 self._record(num_tokens, num_reqs)
-                logger.debug("A graph for up to %d tokens of %d requests", num_tokens, num_reqs)
-                return 0
             except RuntimeError as error:
                 why = why or error
+                continue
+            logger.debug("A graph for up to %d tokens of %d requests", num_tokens, num_reqs)
+            if why is not None:
+                logger.info("Steps of more than %d tokens run without a graph: %s", num_tokens, why)
+            return 0
         logger.info("Steps run without a graph: %s", why)
         return 0
 

@@ -45,9 +45,9 @@ def make_plan(simd: Simd):
     lanes, group = simd.lanes, simd.lanes * (2 if simd.dtype == "bfloat16" else 1)
 
     @_jit
-    def plan_request(p, r):
-        """(items, partial rows) of request r; the split of a request depends on nothing but
-        itself.
+    def plan_request(p, r, rows_left):
+        """(items, partial rows) of request r. Split or not, its sums have one order; not split is
+        what finds no room for its partial rows.
         """
         num_kv_heads, heads = iload64(p + A.NUM_KV_HEADS), iload64(p + A.GROUP)
         starts, seq = iload64(p + A.QUERY_START), iload32(iload64(p + A.SEQ_LENS) + 4 * r)
@@ -59,8 +59,9 @@ def make_plan(simd: Simd):
         first = seq - tokens - window + 1 if window > 0 else 0
         first_chunk = div(max(first, 0), CHUNK)
         chunks = div(max(seq, 0) + CHUNK - 1, CHUNK) - first_chunk
-        if rows <= SPLIT_ROWS and chunks > 1:
-            return num_kv_heads * chunks, num_kv_heads * chunks * rows
+        partial_rows = num_kv_heads * chunks * rows
+        if rows <= SPLIT_ROWS and chunks > 1 and partial_rows <= rows_left:
+            return num_kv_heads * chunks, partial_rows
         tile_tokens = max(div(ROWS, heads), 1)
         return num_kv_heads * div(tokens + tile_tokens - 1, tile_tokens), 0
 
@@ -72,7 +73,8 @@ def make_plan(simd: Simd):
         istore64(items_at, 0)
         istore64(rows_at, 0)
         for r in range(requests):
-            more_items, more_rows = plan_request(p, r)
+            rows_left = iload64(p + A.MOST_PARTIAL_ROWS) - partial_rows
+            more_items, more_rows = plan_request(p, r, rows_left)
             items += more_items
             partial_rows += more_rows
             istore64(items_at + 8 * r + 8, items)
