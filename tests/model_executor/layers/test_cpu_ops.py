@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numba import njit
 
 from vllm.model_executor.layers import cpu_ops
-from vllm.model_executor.layers.cpu_ops import elementwise
+from vllm.model_executor.layers.cpu_ops import elementwise, kernel_library
 from vllm.model_executor.layers.cpu_ops.kernel_library import KernelLibrary
 from vllm.model_executor.layers.cpu_ops.simd import Simd
 from vllm.model_executor.layers.cpu_ops.target import Target
@@ -326,6 +326,32 @@ def test_kernels_compiled_beside(tmp_path, monkeypatch):
     assert [made] == list((tmp_path / "cpu_kernels").iterdir())
     assert made.stat().st_mtime_ns == written
     assert library.compile_beside("float64") is None
+
+
+def test_nothing_is_compiled_beside_that_cannot_be_kept(tmp_path, monkeypatch):
+    """Fault: each start compiles a library twice, first where its code is lost, then here."""
+    library = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    assert library.compile_beside("float32") is None
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "no_process"))
+    monkeypatch.setattr(kernel_library.sys, "executable", str(tmp_path / "missing"))
+    assert library.compile_beside("float32") is None
+    monkeypatch.setattr(kernel_library.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(kernel_library.subprocess, "Popen", None)  # not even tried
+    assert library.compile_beside("float32") is None
+
+
+def test_a_failure_to_keep_code_leaves_nothing(tmp_path, monkeypatch, caplog_vllm):
+    """Fault: each start on a full disk leaves one more temporary file."""
+
+    def full(source, target):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(kernel_library.os, "replace", full)
+    kernel_library._keep(tmp_path / "kernels" / "x.o", b"code")
+    assert not list((tmp_path / "kernels").iterdir())
+    assert "no space left" in caplog_vllm.text
 
 
 @pytest.mark.parametrize(("family", "counts"), [("x86", True), ("arm", False), ("", False)])

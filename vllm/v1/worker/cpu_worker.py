@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import torch
@@ -33,6 +34,9 @@ _WARM_UP_TOKENS = (1, 8, 64)
 class CPUWorker(WorkerBase):
     """Runs the model on the host's cores."""
 
+    # The process that compiles kernels while the model is loaded, if one is needed.
+    _compiling: subprocess.Popen | None = None
+
     def init_device(self) -> None:
         plan = bind_threads(self.local_rank)
         logger.debug("%d threads on cores %s", plan.num_threads, plan.cpus)
@@ -44,7 +48,11 @@ class CPUWorker(WorkerBase):
         self.model_runner = GPUModelRunner(self.vllm_config, self.device)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        self.model_runner.load_model(load_dummy_weights)
+        try:
+            self.model_runner.load_model(load_dummy_weights)
+        except BaseException:
+            self._end_compiler()
+            raise
 
     def get_model(self) -> nn.Module:
         return self.model_runner.get_model()
@@ -83,8 +91,7 @@ class CPUWorker(WorkerBase):
         begin = time.perf_counter()
         dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
         cpu_ops.warmup(dtype)
-        if self._compiling is not None:
-            self._compiling.wait()
+        self._await_compiler()
         cpu_attention.warmup(dtype)
         for num_tokens in _WARM_UP_TOKENS:
             if num_tokens <= self.scheduler_config.max_num_batched_tokens:
@@ -92,6 +99,21 @@ class CPUWorker(WorkerBase):
                 self.model_runner.profile_run(num_tokens, run_encoder=False)
         self.model_runner.capture_model()
         return CompilationTimes(time.perf_counter() - begin, 0.0)
+
+    def _await_compiler(self) -> None:
+        if self._compiling is None:
+            return
+        status, self._compiling = self._compiling.wait(), None
+        if status:
+            logger.warning(
+                "The process that compiles CPU kernels ended with %d: they are compiled here", status
+            )
+
+    def _end_compiler(self) -> None:
+        if self._compiling is not None:
+            self._compiling.kill()
+            self._compiling.wait()
+            self._compiling = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         return self.model_runner.execute_model(scheduler_output)
@@ -106,4 +128,5 @@ class CPUWorker(WorkerBase):
         return None if metadata is None else {(0, self.rank): metadata}
 
     def shutdown(self) -> None:
+        self._end_compiler()
         self.model_runner.shutdown()

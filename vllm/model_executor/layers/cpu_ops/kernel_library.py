@@ -86,13 +86,18 @@ class KernelLibrary:
 
     def compile_beside(self, dtype: str) -> subprocess.Popen | None:
         """A process that compiles what the cache lacks, while this one does other things; `load`
-        finds it once that process has ended, and compiles itself if it failed. None: nothing lacks.
+        finds it once that process has ended, and compiles itself if it failed. None: nothing lacks,
+        or what another process compiles could not be kept.
         """
-        if dtype not in DTYPES or self._path(dtype, host_target()).exists():
+        if dtype not in DTYPES or self._path(dtype, host_target()).exists() or not _can_keep():
             return None
         code = f"from {__name__} import KernelLibrary as K; K({self.module!r}).load({dtype!r})"
         env = {**os.environ, "VLLM_CACHE_ROOT": os.path.abspath(envs.VLLM_CACHE_ROOT)}
-        return subprocess.Popen([sys.executable, "-c", code], cwd=_ROOT, env=env)
+        try:
+            return subprocess.Popen([sys.executable, "-c", code], cwd=_ROOT, env=env)
+        except OSError as error:
+            logger.info("CPU kernels are not compiled beside the start: %s", error)
+            return None
 
     def _path(self, dtype: str, target: Target) -> Path:
         name = self.module.rsplit(".", 1)[-1]
@@ -111,7 +116,7 @@ class KernelLibrary:
             path.parent,
         )
         code = _compile(self.module, dtype, target)
-        _write_atomically(path, code)
+        _keep(path, code)
         return code
 
     def _digest(self, dtype: str, target: Target) -> str:
@@ -158,13 +163,32 @@ def _cache_dir() -> Path:
     return Path(envs.VLLM_CACHE_ROOT) / "cpu_kernels"
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Other processes see the whole file or none. No cache is not an error, only slow."""
+def _can_keep() -> bool:
+    """Whether this process may write to the cache."""
+    try:
+        _cache_dir().mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(_cache_dir(), os.W_OK | os.X_OK)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Other processes see the whole file or none; a failure leaves nothing behind."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """No cache is not an error, only slow."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        _replace(path, data)
     except OSError as error:
         logger.warning(
             "Cannot keep compiled CPU kernels in %s (%s): each start compiles them again",
