@@ -16,7 +16,7 @@ class NixlOptions:
 
     lease_seconds: pages are kept that long after their request's end, or after the last heartbeat.
     heartbeat_seconds: between two heartbeats for a request that waits to be read.
-    timeout_seconds: for a handshake, and for a read.
+    timeout_seconds: for a handshake, and while a request is read from one part to the next.
     staging_bytes: of the buffer for pages that must be converted; none is made before one comes.
     progress_thread: serve peers in a thread that never sleeps, not with each step only. Where the
         network cannot read memory by itself (TCP), reads need not wait for a step then.

@@ -205,6 +205,8 @@ def _check_windows(ours: RegisteredLayer, theirs: RegisteredLayer) -> None:
 class Peer:
     """From the first word to the last. All calls are from the worker's thread, and none blocks.
 
+    delivered_at: when bytes that were read last came, `time.monotonic`.
+
     Args:
         seconds: how long the handshake may take.
     """
@@ -228,7 +230,7 @@ class Peer:
         self._hash = compatibility_hash
         self._agent = agent
         self._pair = pair
-        self.began_at = time.monotonic()
+        self.began_at = self.delivered_at = time.monotonic()
         self._deadline = self.began_at + seconds
         # What was released and not answered yet, by the peer's request id, in order: several of our
         # requests may name one of the peer's.

@@ -2,6 +2,10 @@
 """One request's pages on their way here.
 
     handshake of the peer -> reads -> all bytes are here -> Release -> Released(held) -> done
+
+Its time runs while the peer is to do something for it and for none that came before it, and runs
+anew whenever a part of that is done. While it waits for room in the staging buffer, only the time
+of those runs that are to give it back.
 """
 
 from __future__ import annotations
@@ -11,14 +15,23 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import NixlAgent, Transfer
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.agent import (
+    NixlAgent,
+    Transfer,
+    TransferError,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import ReqMeta
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import (
     Pieces,
     Runs,
     match_pages,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import GroupPair, LayerBundle, Peer
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import (
+    GroupPair,
+    LayerBundle,
+    Peer,
+    PeerLost,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import (
     StagedBlocks,
     StagingBuffer,
@@ -30,6 +43,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.staging import (
 _STAGED_READ_BYTES = 4 << 20
 
 
+class NotInTime(RuntimeError):
+    """A receive has waited too long, for what says nothing of the peer's reads."""
+
+
 @dataclass(frozen=True)
 class _Flight:
     """A read, and what is to be converted when it has ended: (offset in the buffer, blocks)."""
@@ -39,21 +56,30 @@ class _Flight:
 
 
 class Receive:
-    """See the module. `missing`: pages that the peer does not have."""
+    """See the module.
+
+    missing: pages that the peer does not have.
+    lacks_room: blocks wait because the staging buffer has no room for them.
+    arrived_at: when bytes last came, `time.monotonic`.
+    """
 
     def __init__(self, request_id: str, meta: ReqMeta) -> None:
         self.request_id = request_id
         self.meta = meta
         self.asked_at = time.monotonic()
         self.has_started = False
-        self.deadline: float | None = None
         self.is_released = False
+        self.lacks_room = False
+        self.arrived_at = 0.0
         self.is_aborted = False
         self.missing: set[int] = set()
         self.nbytes = 0
         self.num_descriptors = 0
         self.started_at = 0.0
         self.seconds = 0.0
+        self._patience = 0.0
+        self._moved_at = 0.0
+        self._turn_at = 0.0
         self._flights: list[_Flight] = []
         self._waiting: deque[StagedBlocks] = deque()
 
@@ -71,13 +97,16 @@ class Receive:
     ) -> None:
         """Begins to read.
 
+        Args:
+            seconds: see `check_time`.
+
         Raises:
             ValueError: the peer has no such pages.
             TransferError: NIXL cannot read them.
         """
         peer.check_pages(self.meta.remote)
-        self.started_at = time.monotonic()
-        self.deadline = self.started_at + seconds
+        self.started_at = self._moved_at = time.monotonic()
+        self._patience = seconds
         self.has_started = True
         direct: list[Runs] = []
         for group_id, pair in enumerate(peer.groups):
@@ -107,19 +136,26 @@ class Receive:
             if pieces:
                 yield bundle, pieces
 
-    def advance(self, agent: NixlAgent, peer: Peer, make_staging) -> bool:
+    def advance(
+        self, agent: NixlAgent, peer: Peer, make_staging, may_take_room: bool = True
+    ) -> bool:
         """Converts what has arrived and reads on, no more than the buffer holds. Whether
         everything is here.
+
+        Args:
+            may_take_room: nobody who came before waits for room in the buffer.
 
         Raises:
             TransferError: something will not arrive.
         """
         for flight in list(self._flights):
             self._take(flight, make_staging)
+        self.lacks_room = bool(self._waiting) and not may_take_room
         nbytes = 0
-        while self._waiting and nbytes < make_staging().nbytes:
+        while self._waiting and not self.lacks_room and nbytes < make_staging().nbytes:
             flight = self._read_staged(agent, peer, make_staging())
             if flight is None:
+                self.lacks_room = True
                 break
             nbytes += flight.transfer.nbytes
             self._take(flight, make_staging)  # Some networks have read when they are asked to.
@@ -128,6 +164,38 @@ class Receive:
         self.seconds = time.monotonic() - self.started_at
         return True
 
+    def released(self) -> None:
+        """The peer is asked whether the pages were kept."""
+        self.is_released = True
+        self._moved_at = time.monotonic()
+
+    def wait_turn(self, until: float) -> None:
+        """Until then the peer has sent bytes to those that came before."""
+        self._turn_at = max(self._turn_at, until)
+
+    def check_time(self, peer: Peer, make_staging) -> None:
+        """Whether to wait on. Bytes and the peer's last answer may each take `seconds`, as told to
+        `start`, from what came before. Who holds room in the buffer gives some back within that
+        time, or fails; twice of it, and something is wrong with the buffer.
+
+        Raises:
+            PeerLost: bytes should have come, and none has for anybody who reads from the peer.
+            TransferError: bytes should have come.
+            NotInTime: an answer should have, or room in the buffer.
+        """
+        now, seconds = time.monotonic(), self._patience
+        if self.is_released:
+            if now > self._moved_at + seconds:
+                raise NotInTime(f"{peer} has not said for {seconds:g} s whether they were kept")
+        elif self._flights:
+            if now > max(self._moved_at, self._turn_at) + seconds:
+                if now > peer.delivered_at + seconds:
+                    raise PeerLost(f"nothing has come from {peer} for {seconds:g} s")
+                raise TransferError(f"nothing has come for {seconds:g} s")
+        elif self.lacks_room:
+            if now > max(self._moved_at, make_staging().changed_at) + 2 * seconds:
+                raise NotInTime(f"no room in the staging buffer for {2 * seconds:g} s")
+
     def _take(self, flight: _Flight, make_staging) -> None:
         """Converts what a read has brought, if it has ended."""
         if not flight.transfer.is_done():
@@ -135,10 +203,12 @@ class Receive:
         for offset, staged in flight.staged:
             staged.convert(make_staging().raw[offset : offset + staged.nbytes])
         self._end(flight, make_staging)
+        self.arrived_at = self._moved_at = time.monotonic()
 
     def cancel(self, make_staging) -> bool:
         """Gives up. False: bytes may still arrive; ask again."""
         self._waiting.clear()
+        self.lacks_room = False
         for flight in list(self._flights):
             if flight.transfer.release():
                 self._end(flight, make_staging)
@@ -171,6 +241,7 @@ class Receive:
             runs.append(blocks.reads(buffer.address + offset))
         if not staged:
             return None
+        self._moved_at = time.monotonic()
         try:
             return self._read(agent, peer, Runs.concatenate(runs), staged)
         except Exception:

@@ -9,6 +9,7 @@ some tokens are wanted only those are read: what moves is what is wanted, to the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -210,12 +211,16 @@ def _sides(ours: KVCacheGeometry, theirs: KVCacheGeometry) -> Iterator[tuple[_Si
 
 
 class StagingBuffer:
-    """Registered memory, given out in pieces. First fit; few pieces at a time."""
+    """Registered memory, given out in pieces. First fit; few pieces at a time.
+
+    changed_at: when something was last taken or given back, `time.monotonic`.
+    """
 
     def __init__(self, raw: torch.Tensor) -> None:
         self.raw = raw
         self.address = raw.data_ptr()
         self._taken: dict[int, int] = {}
+        self.changed_at = time.monotonic()
 
     @property
     def nbytes(self) -> int:
@@ -232,8 +237,10 @@ class StagingBuffer:
         if start + nbytes > self.nbytes:
             return None
         self._taken[start] = nbytes
+        self.changed_at = time.monotonic()
         return start
 
     def give_back(self, offset: int) -> None:
         """Ends what `take` gave."""
         del self._taken[offset]
+        self.changed_at = time.monotonic()

@@ -18,13 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
     NixlAgentMetadata,
     NixlConnectorMetadata,
     NixlHandshakePayload,
+    PeerKey,
     RemoteMeta,
     compute_nixl_compatibility_hash,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.options import NixlOptions
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import Peer, PeerLost, pair_groups
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peers import NoPlaceYet, Peers
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.receive import Receive
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.receive import NotInTime, Receive
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.registration import plan_registration
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.regions import Region
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.side_channel import (
@@ -287,17 +288,31 @@ class NixlBaseConnectorWorker:
             if receive.cancel(self._make_staging):
                 self._draining.remove(receive)
                 self._done_receiving.add(receive.request_id)
-        for peer in self.peers:
-            for receive in list(peer.receives.values()):
-                try:
-                    self._advance_one(peer, receive)
-                except Exception as error:  # Whatever it is, it is this request's alone.
-                    if not isinstance(error, TransferError | ValueError):
-                        logger.exception("NIXL: request %s", receive.request_id)
-                    peer.is_suspect = peer.is_suspect or isinstance(error, TransferError)
-                    self._fail(peer, receive, str(error))
+        may_take_room = True
+        arrived_at: dict[PeerKey, float] = {}
+        for peer, receive in self._in_order():
+            if peer.receives.get(receive.request_id) is not receive:
+                continue  # Its peer was dropped.
+            receive.wait_turn(arrived_at.get(peer.key, 0.0))
+            try:
+                self._advance_one(peer, receive, may_take_room)
+            except PeerLost as error:
+                self._drop(peer, str(error))
+            except Exception as error:  # Whatever it is, it is this request's alone.
+                if not isinstance(error, TransferError | NotInTime | ValueError):
+                    logger.exception("NIXL: request %s", receive.request_id)
+                peer.is_suspect = peer.is_suspect or isinstance(error, TransferError)
+                self._fail(peer, receive, str(error))
+            may_take_room = may_take_room and not receive.lacks_room
+            arrived_at[peer.key] = max(arrived_at.get(peer.key, 0.0), receive.arrived_at)
 
-    def _advance_one(self, peer: Peer, receive: Receive) -> None:
+    def _in_order(self) -> list[tuple[Peer, Receive]]:
+        """Who came first gets room in the buffer first, from whatever peer it reads: waiting for
+        room ends."""
+        pairs = [(peer, receive) for peer in self.peers for receive in peer.receives.values()]
+        return sorted(pairs, key=lambda pair: pair[1].asked_at)
+
+    def _advance_one(self, peer: Peer, receive: Receive, may_take_room: bool) -> None:
         if receive.is_aborted and not receive.is_released:
             self._fail(peer, receive, "it was aborted", is_fault=False)
             return
@@ -306,13 +321,13 @@ class NixlBaseConnectorWorker:
         if not receive.has_started:
             seconds = self.options.timeout_seconds
             receive.start(self.agent, peer, partial(self._make_staging, peer), seconds)
-        if receive.is_released:
-            pass
-        elif receive.advance(self.agent, peer, self._make_staging):
-            receive.is_released = True
-            peer.release(receive.meta.remote.request_id, receive)
-        if time.monotonic() > receive.deadline:
-            raise TransferError(f"not done within {self.options.timeout_seconds:g} s")
+        if not receive.is_released:
+            is_here = receive.advance(self.agent, peer, self._make_staging, may_take_room)
+            peer.delivered_at = max(peer.delivered_at, receive.arrived_at)
+            if is_here:
+                receive.released()
+                peer.release(receive.meta.remote.request_id, receive)
+        receive.check_time(peer, self._make_staging)
 
     def _make_staging(self, peer: Peer | None = None) -> StagingBuffer:
         """The buffer, made for the first peer that needs one."""
