@@ -5,6 +5,7 @@ the same sums, whatever joins, leaves, is preempted or comes from the prefix cac
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,18 @@ def test_float32_runs_without(folder):
     )
     run(llm)
     assert runner_of(llm).graphs.max_num_tokens == 0
+
+
+@needs_packing
+def test_engines_of_several_threads(folder):
+    """Fault: they write each other's scratch memory, argument records or results, which is the
+    process's, as a program runs without the GIL."""
+    names = ["llama", "qwen3"]
+    llms = [make_llm(folder(name)) for name in names]
+    expected = [run(llm) for llm in llms]
+    with ThreadPoolExecutor(len(llms)) as pool:
+        for _ in range(3):
+            assert list(pool.map(run, llms)) == expected
 
 
 @needs_packing

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 
 import torch
@@ -29,6 +30,10 @@ logger = init_logger(__name__)
 _FREE_MEMORY_SHARE = 0.25
 # Steps of these sizes are run once at start: one token (matrix-vector) and many.
 _WARM_UP_TOKENS = (1, 8, 64)
+# Scratch memory, argument records, programs' memory and the threads that help with them are the
+# process's: engines in several threads take turns, method by method. Nothing that a method leaves is in
+# there, so that nobody holds this from one call to the next.
+_TURN = threading.RLock()
 
 
 class CPUWorker(WorkerBase):
@@ -49,7 +54,8 @@ class CPUWorker(WorkerBase):
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         try:
-            self.model_runner.load_model(load_dummy_weights)
+            with _TURN:
+                self.model_runner.load_model(load_dummy_weights)
         except BaseException:
             self._end_compiler()
             raise
@@ -89,15 +95,16 @@ class CPUWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
-        cpu_ops.warmup(dtype)
-        self._await_compiler()
-        cpu_attention.warmup(dtype)
-        for num_tokens in _WARM_UP_TOKENS:
-            if num_tokens <= self.scheduler_config.max_num_batched_tokens:
-                # The encoder has no kernels of its own to be made ready.
-                self.model_runner.profile_run(num_tokens, run_encoder=False)
-        self.model_runner.capture_model()
+        with _TURN:
+            dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
+            cpu_ops.warmup(dtype)
+            self._await_compiler()
+            cpu_attention.warmup(dtype)
+            for num_tokens in _WARM_UP_TOKENS:
+                if num_tokens <= self.scheduler_config.max_num_batched_tokens:
+                    # The encoder has no kernels of its own to be made ready.
+                    self.model_runner.profile_run(num_tokens, run_encoder=False)
+            self.model_runner.capture_model()
         return CompilationTimes(time.perf_counter() - begin, 0.0)
 
     def _await_compiler(self) -> None:
@@ -116,10 +123,12 @@ class CPUWorker(WorkerBase):
             self._compiling = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
-        return self.model_runner.execute_model(scheduler_output)
+        with _TURN:
+            return self.model_runner.execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: None) -> ModelRunnerOutput:
-        return self.model_runner.sample_tokens(grammar_output)
+        with _TURN:
+            return self.model_runner.sample_tokens(grammar_output)
 
     def get_kv_connector_handshake_metadata(
         self,

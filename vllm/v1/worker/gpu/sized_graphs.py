@@ -153,4 +153,5 @@ class SizedGraphManager(CudaGraphManager):
 
     def _replay(self, batch: InputBatch) -> torch.Tensor:
         self.inputs.copy_in(batch)
-        return self._graph.replay(batch.num_tokens, batch.num_reqs)
+        # Graphs share memory, and another engine's may run before these are sampled from.
+        return self._graph.replay(batch.num_tokens, batch.num_reqs).clone()
