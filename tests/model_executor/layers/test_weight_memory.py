@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import weakref
 
+import pytest
 import torch
 
+from vllm.model_executor.layers.cpu_ops import weight_memory
 from vllm.model_executor.layers.cpu_ops.weight_memory import empty_weight
 
 
@@ -23,6 +27,31 @@ def test_tensors_share_no_bytes():
             del tensors[i - 1]
             gc.collect()
     assert all(tensor[0] == i and tensor[-1] == i for i, tensor in tensors.items())
+
+
+@pytest.mark.skipif(weight_memory._ADVICE is None, reason="no huge pages: torch's own memory")
+def test_a_large_weight_has_memory_of_its_own(monkeypatch):
+    """Fault: it ends the region that small ones are put in, whose rest is lost, or its memory stays
+    when it is gone."""
+    regions, make = [], mmap.mmap
+
+    def recorded(*args, **kwargs) -> mmap.mmap:
+        region = make(*args, **kwargs)
+        regions.append(weakref.ref(region))
+        return region
+
+    monkeypatch.setattr(mmap, "mmap", recorded)
+    monkeypatch.setattr(weight_memory, "_region", None)
+    first = empty_weight(64, dtype=torch.uint8)
+    open_region = weight_memory._region
+    large = empty_weight(weight_memory._REGION_BYTES, dtype=torch.uint8)
+    assert weight_memory._region is open_region
+    second = empty_weight(64, dtype=torch.uint8)
+    assert second.data_ptr() - first.data_ptr() == 64
+    assert [region() is not None for region in regions] == [True, True]
+    del large
+    gc.collect()
+    assert [region() is not None for region in regions] == [True, False]
 
 
 def test_shapes_and_dtypes():

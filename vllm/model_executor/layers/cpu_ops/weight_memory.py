@@ -50,8 +50,10 @@ def empty_weight(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     nbytes = math.prod(shape) * dtype.itemsize
     if _ADVICE is None or not nbytes:
         return torch.empty(*shape, dtype=dtype)
+    if nbytes >= _REGION_BYTES:  # alone: it is freed with its tensor, and the open region goes on
+        return _Region(nbytes).take(nbytes).view(dtype).view(shape)
     taken = None if _region is None else _region.take(nbytes)
     if taken is None:
-        _region = _Region(max(_REGION_BYTES, nbytes))
+        _region = _Region(_REGION_BYTES)
         taken = _region.take(nbytes)
     return taken.view(dtype).view(shape)
