@@ -25,9 +25,10 @@ def tokens(outputs) -> list[list[int]]:
 
 
 def test_one_by_one(prompts, expected):
-    """Guards against wrong weights, positions, attention or norms."""
+    """Half of the prompts; the others run in company below. Guards against wrong weights, positions,
+    attention or norms."""
     llm = make_llm()
-    assert [tokens(generate(llm, [prompt]))[0] for prompt in prompts] == expected
+    assert [tokens(generate(llm, [prompt]))[0] for prompt in prompts[::2]] == expected[::2]
 
 
 def test_all_at_once_chunked_and_cached(prompts, expected):
