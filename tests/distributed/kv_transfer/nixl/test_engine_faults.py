@@ -137,6 +137,24 @@ def test_a_peer_that_is_killed_amidst_reads(request, setup, transport, here, pol
     scene.check_successor()
 
 
+@pytest.mark.parametrize("here", [FUSED_HND, FUSED_NHD], ids=["read-in-place", "converted"])
+def test_a_peer_that_stands_still_amidst_reads(tcp, setup, here):
+    """The connection stays and nothing comes: the peer is given up with all that is read from it.
+    When it goes on it serves again."""
+    scene = Scene(tcp, replace(setup, policy="fail", options={"timeout_seconds": 2.0}), here)
+    tcp.decode.run(scene.name, scene.keep(scene.requests[:1]), 1)  # Connects.
+    tcp.decode.reset_prefix_cache(scene.name)
+    scene.prepare()
+    os.kill(tcp.prefill.process.pid, signal.SIGSTOP)
+    try:
+        scene.start()
+        scene.check(tcp.decode.finish(), NUM_FROM_PEER)
+    finally:
+        os.kill(tcp.prefill.process.pid, signal.SIGCONT)
+    assert "nothing has come from engine" in tcp.decode.log
+    scene.check_successor()
+
+
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
 def test_a_peer_that_does_not_shake_hands(shared_memory, setup, policy):
     """It stands still before the first word. When it goes on it serves again."""
