@@ -162,6 +162,9 @@ def test_what_torch_computes_is_refused():
     norm = torch.ones(SIZE).bfloat16()
     with pytest.raises(RuntimeError, match=r"torch computes aten\.add"):
         KernelProgram(lambda: cpu_ops.rms_norm(x, norm, 1e-5) + 1)
+    table = torch.ones(4, SIZE).bfloat16()
+    with pytest.raises(RuntimeError, match="not on tokens' rows"):  # and 4 is a multiple of 2
+        KernelProgram(lambda: cpu_ops.rms_norm(table * 2.0, norm, 1e-5)[:2], 2)
     with pytest.raises(RuntimeError, match="nothing was launched"):
         KernelProgram(lambda: x)
     with record(Recorder()), pytest.raises(RuntimeError, match="another's recording"):

@@ -107,14 +107,19 @@ _arena = _Arena()
 
 
 class _Allocations(TorchDispatchMode):
-    """Sends a recording's tensors to the arena, lets views pass, and refuses what torch computes."""
+    """Sends a recording's tensors to the arena, lets views pass, and refuses what torch computes, but
+    what kernels can compute on the rows of `num_tokens` tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _VIEWS:
             return func(*args, **kwargs)
         if func in _COMPUTED and not any(isinstance(arg, torch.Tensor) for arg in args[1:]):
-            return _computed(func, *args)
+            return _computed(func, self._num_tokens, *args)
         if func not in _ALLOCATIONS:
             with self:  # flatten, chunk and the like are made of others
                 out = func.decompose(*args, **kwargs)
@@ -127,7 +132,9 @@ class _Allocations(TorchDispatchMode):
         return _arena.empty(torch.Size(shape), dtype)
 
 
-def _computed(func, x: torch.Tensor, *args: float) -> torch.Tensor:
+def _computed(func, num_tokens: int, x: torch.Tensor, *args: float) -> torch.Tensor:
+    if x.dim() == 0 or x.shape[0] != num_tokens:
+        raise RuntimeError(f"torch computes {func} in it, on {tuple(x.shape)}, not on tokens' rows")
     try:
         return _COMPUTED[func](x, *args, _arena.empty(x.shape, x.dtype))
     except ValueError as error:
@@ -194,7 +201,7 @@ class KernelProgram(SizedGraph):
         self, run: Callable[[], torch.Tensor], num_tokens: int = 1, num_reqs: int = 1
     ) -> None:
         recorder = Recorder()
-        with record(recorder), _Allocations():
+        with record(recorder), _Allocations(num_tokens):
             output = run()
         if not recorder.entries:
             raise RuntimeError("nothing was launched")

@@ -29,8 +29,11 @@ from vllm.v1.worker.utils import AttentionGroup
 logger = init_logger(__name__)
 
 # Tokens that are tried, the most first. In steps of more Python's part is small. Small numbers: where
-# only products of few rows can be recorded. Primes: a kernel whose rows are not tokens is noticed.
-_TOKENS = (1021, 509, 251, 127, 61, 31, 17, 8, 4, 2, 1)
+# only products of few rows can be recorded. Primes: a kernel whose rows are not tokens is noticed; 2 and
+# 3 divide too much. A graph for one token is used for nothing else.
+_TOKENS = (1021, 509, 251, 127, 61, 31, 17, 8, 7, 5, 1)
+# What divides by 8 is common, so that these are recorded if 7 can be.
+_WITNESSES = {8: 7}
 
 
 class SizedInputs:
@@ -114,6 +117,9 @@ class SizedGraphManager(CudaGraphManager):
             if num_tokens > limits.max_num_batched_tokens:
                 continue
             try:
+                if num_tokens in _WITNESSES:
+                    witness = _WITNESSES[num_tokens]
+                    self._record(witness, min(witness, num_reqs))
                 self._record(num_tokens, num_reqs)
             except RuntimeError as error:
                 why = why or error
