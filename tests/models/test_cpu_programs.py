@@ -161,9 +161,14 @@ def test_plain_weights_in_programs_of_few_rows(folder, monkeypatch, caplog_vllm)
     assert {1, 2, 3, 4} <= {tokens for _, tokens in replays} and max(replays)[1] <= 8
 
 
-def test_float32_runs_without(folder):
-    """Products in float32 are torch's: the model runs."""
-    llm = make_llm(folder("llama"), dtype="float32")
+@pytest.mark.parametrize("asked", [False, True])
+def test_float32_runs_without(asked, folder, caplog_vllm):
+    """Products in float32 are torch's: the model runs. Fault: a user who asked for graphs is not
+    warned, or one is who did not."""
+    options = dict(compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"}) if asked else {}
+    llm = make_llm(folder("llama"), dtype="float32", **options)
+    (told,) = [r for r in caplog_vllm.records if "No graphs are recorded" in r.getMessage()]
+    assert told.levelname == ("WARNING" if asked else "INFO")
     assert llm.llm_engine.vllm_config.compilation_config.cudagraph_mode is (
         CUDAGraphMode.FULL_DECODE_ONLY
     )
@@ -181,6 +186,14 @@ def test_engines_of_several_threads(folder):
     with ThreadPoolExecutor(len(llms)) as pool:
         for _ in range(3):
             assert list(pool.map(run, llms)) == expected
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_eagerly_without_a_word(asked, folder, caplog_vllm):
+    """Fault: `enforce_eager` is said to go against graphs that nobody asked for."""
+    options = dict(compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"}) if asked else {}
+    make_llm(folder("llama"), enforce_eager=True, **options)
+    assert ("FULL_DECODE_ONLY asks for them" in caplog_vllm.text) is asked
 
 
 @needs_packing

@@ -28,6 +28,8 @@ class CompilationConfig:
     cudagraph_mode: CUDAGraphMode | None = None
     """Graph replay on devices that have it: NONE or FULL_DECODE_ONLY. Left out: FULL_DECODE_ONLY on a
     CPU, whose graphs are programs of kernels, NONE elsewhere."""
+    cudagraph_mode_is_default: bool = field(default=False, init=False)
+    """The platform chose the mode: then it is no fault where no graph can be recorded."""
     cudagraph_capture_sizes: list[int] | None = None
     """Requests in a batch that graphs are recorded for; a smaller batch is padded to the next size, a
     larger one runs without graph. Left out: 1, 2, 4, then every 8 up to the largest. On a CPU one

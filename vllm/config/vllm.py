@@ -117,7 +117,10 @@ class VllmConfig:
                 logger.warning("--enforce-eager has no effect: no graphs are asked for")
             return
         if eager:
-            logger.info("--enforce-eager: no graphs are recorded, though %s asks for them", asked.name)
+            if not compilation.cudagraph_mode_is_default:
+                logger.warning(
+                    "--enforce-eager: no graphs are recorded, though %s asks for them", asked.name
+                )
             compilation.cudagraph_mode = CUDAGraphMode.NONE
             return
         if not current_platform.support_static_graph_mode():

@@ -118,8 +118,10 @@ class CpuPlatform(Platform):
         """Decode steps are programs of kernels, unless the user says otherwise."""
         from vllm.config import CUDAGraphMode
 
-        if vllm_config.compilation_config.cudagraph_mode is None:
-            vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        compilation = vllm_config.compilation_config
+        if compilation.cudagraph_mode is None:
+            compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+            compilation.cudagraph_mode_is_default = True
 
     @classmethod
     def check_runner_kv_caches_multi_layer(cls) -> None:

@@ -60,9 +60,10 @@ def reasons_against_graphs(
     return reasons
 
 
-def report_no_graphs(reasons: list[str]) -> None:
+def report_no_graphs(vllm_config: VllmConfig, reasons: list[str]) -> None:
     """A warning where the user asked for graphs; where a platform tries by itself it is no fault."""
-    level = logging.INFO if issubclass(_graph_class(), SizedGraph) else logging.WARNING
+    by_default = vllm_config.compilation_config.cudagraph_mode_is_default
+    level = logging.INFO if by_default else logging.WARNING
     logger.log(level, "No graphs are recorded: %s", "; ".join(reasons))
 
 

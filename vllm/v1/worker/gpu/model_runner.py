@@ -166,7 +166,7 @@ class GPUModelRunner:
             return 0
         reasons = reasons_against_graphs(self.vllm_config, self.attn_groups, self.kv_connector)
         if reasons:
-            report_no_graphs(reasons)
+            report_no_graphs(self.vllm_config, reasons)
             return 0
         self.graphs = make_graph_manager(
             self.model_state, self.kv_cache_config, self.attn_groups, self.block_tables

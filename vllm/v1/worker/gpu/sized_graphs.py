@@ -21,7 +21,7 @@ from vllm.platforms.static_graph import SizedGraph
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, report_no_graphs
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.utils import AttentionGroup
@@ -128,7 +128,7 @@ class SizedGraphManager(CudaGraphManager):
             if why is not None:
                 logger.info("Steps of more than %d tokens run without a graph: %s", num_tokens, why)
             return 0
-        logger.info("Steps run without a graph: %s", why)
+        report_no_graphs(self._config, [str(why)])
         return 0
 
     @property
