@@ -177,6 +177,33 @@ def test_float32_runs_without(asked, folder, caplog_vllm):
 
 
 @needs_packing
+def test_weights_that_are_replaced(folder, monkeypatch):
+    """Fault: the program goes on with those of the start, or with what lies there after them."""
+
+    def replace(model) -> None:
+        weight = model.model.norm.weight
+        weight.data = torch.linspace(-1, 1, weight.numel(), dtype=weight.dtype)
+
+    path = folder("llama")
+    eager, llm = make_llm(path, enforce_eager=True), make_llm(path)
+    before = run(llm)
+    for one in (eager, llm):
+        one.apply_model(replace)
+    replays = count_replays(llm, monkeypatch)
+    after = run(llm)
+    assert after == run(eager) and after != before
+    assert replays
+    graphs = runner_of(llm).graphs
+    llm.apply_model(lambda model: None)
+    assert runner_of(llm).graphs is graphs  # nothing changed
+    # And where nobody is told, what the program reads is not freed.
+    weight = runner_of(llm).model.model.norm.weight
+    address, weight.data = weight.data_ptr(), torch.ones_like(weight)
+    assert address != weight.data_ptr()
+    assert address in [kept.data_ptr() for kept in graphs._weights]
+
+
+@needs_packing
 def test_engines_of_several_threads(folder):
     """Fault: they write each other's scratch memory, argument records or results, which is the
     process's, as a program runs without the GIL."""

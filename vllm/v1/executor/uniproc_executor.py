@@ -27,7 +27,7 @@ class UniProcExecutor(Executor):
     ) -> list[Any]:
         call = getattr(self.driver_worker, method) if isinstance(method, str) else None
         if call is None:
-            return [method(self.driver_worker, *args, **(kwargs or {}))]
+            return [self.driver_worker.run_function(method, *args, **(kwargs or {}))]
         return [call(*args, **(kwargs or {}))]
 
     def _call_worker(self, rank: int, method: str, *args: Any) -> Any:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,6 +27,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 logger = init_logger(__name__)
+_R = TypeVar("_R")
 
 # The host has other things to do: of the memory that is free the KV cache takes this share.
 _FREE_MEMORY_SHARE = 0.25
@@ -41,6 +44,8 @@ class CPUWorker(WorkerBase):
 
     # The process that compiles kernels while the model is loaded, if one is needed.
     _compiling: subprocess.Popen | None = None
+    # Where the weights were when programs were recorded.
+    _weights_at: list[int] | None = None
 
     def init_device(self) -> None:
         plan = bind_threads(self.local_rank)
@@ -105,7 +110,26 @@ class CPUWorker(WorkerBase):
                     # The encoder has no kernels of its own to be made ready.
                     self.model_runner.profile_run(num_tokens, run_encoder=False)
             self.model_runner.capture_model()
+            self._weights_at = self._weight_addresses()
         return CompilationTimes(time.perf_counter() - begin, 0.0)
+
+    def _weight_addresses(self) -> list[int]:
+        model = self.get_model()
+        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+
+    def apply_model(self, fn: Callable[[nn.Module], _R]) -> _R:
+        return self.run_function(lambda worker: fn(worker.get_model()))
+
+    def run_function(self, function: Callable[..., _R], *args: Any, **kwargs: Any) -> _R:
+        """As documented there. Weights that lie elsewhere afterwards are recorded anew."""
+        with _TURN:
+            try:
+                return function(self, *args, **kwargs)
+            finally:
+                if self._weights_at not in (None, self._weight_addresses()):
+                    logger.info("Weights were replaced: steps are recorded again")
+                    self.model_runner.capture_model()
+                    self._weights_at = self._weight_addresses()
 
     def _await_compiler(self) -> None:
         if self._compiling is None:

@@ -110,6 +110,10 @@ class WorkerBase:
         """`fn` of the model."""
         return fn(self.get_model())
 
+    def run_function(self, function: Callable[..., _R], *args: Any, **kwargs: Any) -> _R:
+        """`function` of this worker, which may change anything, the model's weights too."""
+        return function(self, *args, **kwargs)
+
     def shutdown(self) -> None:
         """Frees what the worker holds."""
 

@@ -150,6 +150,9 @@ class SizedGraphManager(CudaGraphManager):
                 lambda: self._model_state.model(**arguments), num_tokens, num_reqs
             )
         self.inputs, self._graph = inputs, graph
+        # The graph has their addresses; the model may be given others.
+        model = self._model_state.model
+        self._weights = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self.max_num_tokens, self.max_num_reqs = num_tokens, num_reqs
 
     def has_graph_for(self, batch: InputBatch) -> bool:
