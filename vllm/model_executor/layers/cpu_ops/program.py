@@ -32,7 +32,7 @@ from .elementwise import copy_rows, scale
 from .kernel_library import KernelLibrary
 from .op_args import ROWS, STEP
 from .panel_sizes import MAX_ROWS
-from .threads import Arguments, Recorder, num_threads, record
+from .threads import Arguments, Counts, Recorder, num_threads, record
 
 _LIBRARY = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
 _ALIGNMENT = 64
@@ -104,6 +104,8 @@ def _aligned(nbytes: int) -> np.ndarray:
 
 
 _arena = _Arena()
+# Words of programs and of helpers, for the life of the process.
+_read_by_helpers: list[np.ndarray] = []
 
 
 class _Allocations(TorchDispatchMode):
@@ -154,7 +156,10 @@ class _Records:
             words[: len(record.words())] = record.words()
             self.addresses[record.address] = words.ctypes.data
         counts = [record.counts for record in own.values()]
-        where = lambda wanted: np.array([i for i, c in enumerate(counts) if wanted(c)], np.intp)  # noqa: E731
+
+        def where(wanted: Callable[[Counts], bool]) -> np.ndarray:
+            return np.array([i for i, count in enumerate(counts) if wanted(count)], np.intp)
+
         self._by_row = where(lambda c: c.rows == ROWS)
         self._multiplied = where(lambda c: c.rows not in (None, ROWS))
         self._rows_at = np.array([counts[i].rows // 8 for i in self._multiplied], np.intp)
@@ -247,9 +252,13 @@ def _program_record(
     raw[A.ENTRIES // 8], raw[A.NUM_ENTRIES // 8] = entries.ctypes.data, count
     raw[A.STATE // 8] = count << A.ACTIVE_BITS
     _set_waiting(raw)
-    # A helper that comes late still looks at these words, after the program itself is gone.
-    _Helpers.outlived += (raw, entries)
+    _keep_for_helpers(raw, entries)
     return raw, entries
+
+
+def _keep_for_helpers(*words: np.ndarray) -> None:
+    """A helper that comes late still looks at these, after the program itself is gone."""
+    _read_by_helpers.extend(words)
 
 
 def _set_waiting(raw: np.ndarray) -> None:
@@ -264,7 +273,10 @@ def _system_calls() -> tuple[int, int, int, int]:
     """Futex operations with the number of the call above them, `syscall` and `sched_yield`; zeros
     for the first three where there is no futex that we know."""
     libc = ctypes.CDLL(None)
-    address = lambda name: ctypes.cast(getattr(libc, name), ctypes.c_void_p).value  # noqa: E731
+
+    def address(name: str) -> int:
+        return ctypes.cast(libc[name], ctypes.c_void_p).value
+
     number = _FUTEX_SYSCALL.get(platform.machine()) if platform.system() == "Linux" else None
     if number is None:
         return 0, 0, 0, address("sched_yield")
@@ -287,13 +299,11 @@ def _entry_point(name: str) -> Callable[[int], None]:
 class _Helpers:
     """Threads that help with programs, asleep in between. They end with the process."""
 
-    outlived: list[np.ndarray] = []
-
     def __init__(self, count: int) -> None:
         self._record = _aligned(A.HELPERS_BYTES).view(np.int64)
         self.address = self._record.ctypes.data
         _set_waiting(self._record)
-        self.outlived.append(self._record)
+        _keep_for_helpers(self._record)
         for i in range(count):
             threading.Thread(
                 target=_entry_point("help_programs"),
