@@ -33,6 +33,13 @@ BACKENDS = (
     "ROCM_AITER_FA",
     "ROCM_AITER_UNIFIED_ATTN",
 )
+# Whose kernels run on one device. Layers of one model have backends of one of these lines.
+DEVICES = (
+    {"ROCM_ATTN", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_ATTN"}
+    | {"ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN"},  # ROCm
+    {"FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "TORCH_ATTN", "HPC_ATTN"},  # CUDA
+    {"CPU_ATTN", "TORCH_ATTN"},
+)
 KERNEL_BLOCK_SIZES = (16, 32, 64)
 NAMES = ("model.layers.0.self_attn.attn", "model.layers.1.encoder_attn.attn")
 # A number of blocks that no other dimension has.
@@ -108,6 +115,11 @@ def importable() -> tuple[list[str], dict[str, str]]:
         else:
             usable.append(name)
     return usable, missing
+
+
+def share_a_device(pair: tuple[str, str]) -> bool:
+    """Whether kernels of both run on one device."""
+    return any(device.issuperset(pair) for device in DEVICES)
 
 
 def takes(backend: type, tokens: int) -> bool:

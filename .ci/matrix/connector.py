@@ -15,6 +15,8 @@ from typing import Any
 from caches import NAMES, NUM_PAGES, Caches
 from judge import Run
 
+# Page 0 is nobody's: block tables have it where there is no page.
+PAGES = range(1, NUM_PAGES)
 PACKAGE = "vllm.distributed.kv_transfer.kv_connector.v1"
 
 
@@ -61,8 +63,10 @@ def transfers(
     Raises:
         Exception: whatever the connector raises.
     """
-    if importlib.util.find_spec(f"{PACKAGE}.nixl.registration"):
-        return _planned(caches, vllm_config)
+    if importlib.util.find_spec(f"{PACKAGE}.nixl.side_channel"):
+        from connector_ours import transfers_of_ours
+
+        return transfers_of_ours(caches, vllm_config, PAGES)
     worker_cls = _worker_class()
     arguments = {
         "vllm_config": vllm_config,
@@ -77,26 +81,9 @@ def transfers(
     runs = {
         (group, page): [descs[i] for i in _descriptor_ids(worker, group, page)]
         for group in range(len(NAMES))
-        for page in range(NUM_PAGES)
+        for page in PAGES
     }
     return agent.registered, runs
-
-
-def _planned(
-    caches: Caches, vllm_config: Any
-) -> tuple[list[Run], dict[tuple[int, int], list[Run]]]:
-    """This project's: what its worker registers is planned apart, and runs follow from the plan."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.registration import plan_registration
-
-    context = vllm_config.compilation_config.static_forward_context
-    backends = {name: context[name].get_attn_backend() for name in NAMES}
-    plan = plan_registration(caches.tensors, caches.config, backends)
-    runs = {
-        (group, page): plan.page_runs(group, page)
-        for group in range(len(NAMES))
-        for page in range(NUM_PAGES)
-    }
-    return [(region.address, region.nbytes) for region in plan.regions], runs
 
 
 def _worker_class() -> type:

