@@ -9,12 +9,12 @@ import json
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
 
-from vllm_platform_kit.engine_jobs import RESULT, Job, Result
+from vllm_platform_kit.engine_jobs import GENERATING, LOOKING, RESULT, Job, Result
 from vllm_platform_kit.tiny_models import (
     ARCHITECTURES,
     MAX_MODEL_LEN,
@@ -23,11 +23,13 @@ from vllm_platform_kit.tiny_models import (
     TinyModel,
     make_model,
 )
+from vllm_platform_kit.views import where
 
 # Few enough that pages of one request become another's.
 NUM_PAGES = 16
+# The kit looks into the engine, which has to be in this process, whatever a user has set.
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -54,38 +56,50 @@ def do(job: Job, folder: Path) -> Result:
     if ARCHITECTURES[job.model] not in ModelRegistry.get_supported_archs():
         return Result("skipped", f"this engine has no {ARCHITECTURES[job.model]}")
     model = make_model(job.model, folder)
-    from vllm_platform_kit.engine_caches import Observed, probe
-
+    result = Result("ran", expected=model.expected)
     with recording_configs() as configs, recording_connector(job) as connector:
         try:
             llm = start(job, model)
         except Exception as error:
-            return Result("refused", *_describe(error), expected=model.expected)
+            return _ended(result, "refused", "", error)
         try:
-            tokens = generate(llm, model.requests)
-            observed = Observed.of(llm, configs)
-            if job.with_connector:
-                found, notes = connector.check(observed.layers)
-                return Result("ran", expected=model.expected, tokens=tokens,
-                              findings=_as_lists(found), notes=notes)  # fmt: skip
-            if not job.with_probes:
-                return Result("ran", expected=model.expected, tokens=tokens)
-            with recording_pages(llm) as pages:
-                found, notes = probe(observed, partial(generate, llm), model, pages)
-            return Result("ran", "", "", model.expected, tokens, _as_lists(found), notes,
-                          observed.drawing(f"{job.model} model"))  # fmt: skip
+            result = replace(result, tokens=generate(llm, model.requests))
         except Exception as error:
-            what, kind = _describe(error)
-            return Result("failed", what, kind, expected=model.expected)
+            return _ended(result, "failed", GENERATING, error)
+        else:
+            return _looked(result, job, model, llm, configs, connector)
         finally:
             stop(llm)
 
 
-def _describe(error: BaseException) -> tuple[str, str]:
-    """What was said, and the kind of error. The cause is what a wrapper is about."""
+def _looked(result: Result, job: Job, model: TinyModel, llm, configs, connector) -> Result:
+    """The result with what is found in the engine, which is idle."""
+    from vllm_platform_kit.engine_caches import Observed, probe
+
+    if not (job.with_connector or job.with_probes):
+        return result
+    try:
+        observed = Observed.of(llm, configs)
+        if job.with_connector:
+            found, notes = connector.check(observed.layers)
+            return replace(result, findings=_as_lists(found), notes=notes)
+        with recording_pages(llm) as pages:
+            found, notes = probe(observed, partial(generate, llm), model, pages)
+        drawing = observed.drawing(f"{job.model} model")
+        return replace(result, findings=_as_lists(found), notes=notes, drawing=drawing)
+    except Exception as error:
+        return _ended(result, "failed", LOOKING, error)
+
+
+def _ended(result: Result, status: str, stage: str, error: BaseException) -> Result:
+    """By an error. The cause is what a wrapper is about."""
     while type(error).__name__ in ("RuntimeError", "EngineDeadError") and error.__cause__:
         error = error.__cause__
-    return " ".join(str(error).split())[:2000], type(error).__name__
+    place = where(error) if status == "failed" else ""
+    what = " ".join(str(error).split())[:2000]
+    return replace(
+        result, status=status, error=what, error_type=type(error).__name__, stage=stage, place=place
+    )
 
 
 def _as_lists(findings) -> list[list[str]]:
@@ -200,6 +214,7 @@ def recording_connector(job: Job):
 
 def main() -> None:
     """Until standard input ends. Others may write to standard output: results begin a line."""
+    os.environ.update(IN_PROCESS)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for line in sys.stdin:

@@ -29,7 +29,11 @@ ADVICE = {
     "MODEL_START": "see the engine's error; a platform that cannot serve such a model refuses it in "
     "verify_model_arch",
     "MODEL_TOKENS": "compare attention, slots and positions with those of Transformers",
-    "MODEL_CRASH": "run the model alone under a debugger; the process died",
+    "MODEL_CRASH": "run the model alone under a debugger; the process died, or hung and was killed "
+    "(--vllm-kit-timeout)",
+    "MODEL_RAISES": "look at the place named; the engine had started",
+    "PROBE_RAISES": "look at the place named: if it is the kit's, the kit does not know such caches; "
+    "its tokens were looked at all the same",
     "CONNECTOR_REGIONS": "hand register_kv_caches the very tensors that layers are bound to",
     "CONNECTOR_PAGES": "register by the backend's block dimension, not by the first one",
     "CONNECTOR_START": "make the engine start with a KV connector, or refuse one in "

@@ -9,15 +9,49 @@ import pytest
 
 from vllm_platform_kit.alignment import check_pair
 from vllm_platform_kit.engine_caches import first_difference
-from vllm_platform_kit.engine_jobs import Result
+from vllm_platform_kit.engine_jobs import GENERATING, Result
+from vllm_platform_kit.findings import Finding
 from vllm_platform_kit.plugin import Kit
 from vllm_platform_kit.views import Unavailable
 
 
 def require(result: Result, what: str) -> None:
-    """Skips where there is nothing to look at."""
-    if result.status != "ran":
+    """Skips where there is nothing to look at: no tokens."""
+    if result.status != "ran" and not result.tokens:
         pytest.skip(f"{what}; the check of its tokens says why")
+
+
+def ended(result: Result, subject: str, start: str = "MODEL_START") -> list[Finding]:
+    """What ended a run before all was looked at; none: nothing did. start: the code of a start that
+    fails."""
+    if result.status == "ran":
+        return []
+    if result.status == "died":
+        return [Finding("MODEL_CRASH", subject, result.error)]
+    if result.status != "failed":
+        return [Finding(start, subject, result.told)]
+    code = "MODEL_RAISES" if result.stage == GENERATING else "PROBE_RAISES"
+    return [Finding(code, subject, result.told)]
+
+
+def wrong_tokens(result: Result, subject: str) -> list[Finding]:
+    """None: they are those of Transformers."""
+    return [Finding("MODEL_TOKENS", subject, what) for what in differences(result)]
+
+
+def of_block_size(result: Result, size: int) -> list[Finding]:
+    """Right tokens or a clear refusal."""
+    subject = f"--block-size {size}"
+    if result.status == "ran":
+        return [Finding("BLOCK_SIZE_TOKENS", subject, what) for what in differences(result)]
+    if refuses_block_size(result):
+        return []
+    return [Finding("BLOCK_SIZE_UNCLEAR", subject, result.told)]
+
+
+def refuses_block_size(result: Result) -> bool:
+    """On purpose, and it says what about."""
+    return result.is_refusal and "block" in result.error.lower()
 
 
 def look_at(kit: Kit, one: type, other: type, layout: str, if_none_is_right: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_platform_kit.engine_jobs import SECONDS_PER_JOB, Engines
 from vllm_platform_kit.findings import Finding
 
 SUITE = Path(__file__).parent / "suite"
@@ -26,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--vllm-kit-html", metavar="FILE", help="write its report there, with drawings of layouts"
     )
+    group.addoption(
+        "--vllm-kit-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=SECONDS_PER_JOB,
+        help="kill an engine that has not answered in so long, and say so (default: %(default)g)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{ENGINE_MARK}: starts engines: the slow part of vllm-platform-kit"
     )
+    if config.getoption("vllm_kit_timeout") <= 0:
+        raise pytest.UsageError("--vllm-kit-timeout takes seconds, more than 0")
     if not name:
         if config.getoption("vllm_kit_html"):
             raise pytest.UsageError("--vllm-kit-html needs --vllm-platform PACKAGE.CLASS")
@@ -126,10 +136,9 @@ def kit(request: pytest.FixtureRequest) -> Kit:
 
 
 @pytest.fixture(scope="session")
-def kit_engines(tmp_path_factory: pytest.TempPathFactory):
+def kit_engines(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config):
     """Engines in processes of their own."""
-    from vllm_platform_kit.engine_jobs import Engines
-
-    engines = Engines(str(tmp_path_factory.mktemp("vllm_platform_kit")))
+    seconds = pytestconfig.getoption("vllm_kit_timeout")
+    engines = Engines(str(tmp_path_factory.mktemp("vllm_platform_kit")), seconds)
     yield engines
     engines.close()

@@ -208,6 +208,10 @@ def refusal_is_clear(error: Exception) -> bool:
 
 def in_words(error: Exception) -> str:
     """The kind of error, what it says, and where it was raised."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{os.path.basename(place.filename)}:{place.lineno} in {place.name}"
-    return f"{type(error).__name__}: {error} ({where})".replace(":  (", " (")
+    return f"{type(error).__name__}: {error} ({where(error)})".replace(":  (", " (")
+
+
+def where(error: BaseException) -> str:
+    """File, line and function that raised it; empty for one that was only made."""
+    places = traceback.extract_tb(error.__traceback__)[-1:]
+    return "".join(f"{os.path.basename(p.filename)}:{p.lineno} in {p.name}" for p in places)

@@ -27,6 +27,8 @@ def engines(kit, kit_site, tmp_path_factory):
     engines = Engines(str(tmp_path_factory.mktemp("engines")))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_KIT_PLATFORM", "tests.kit.broken.platforms.SoundPlatform")
+        # As a user may have it: the kit looks into the engine, which has to be in its process.
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
         patch.setattr("sys.path", [*kit_site.places("vllm_minimal_platform"), *sys.path])
         yield engines
         engines.close()
@@ -92,6 +94,14 @@ def test_a_start_that_fails(run):
     result = run("SilentWorker", "decoder")
     assert (result.status, result.error_type) == ("refused", "RuntimeError")
     assert not result.is_refusal and "device 7 does not answer" in result.error
+
+
+def test_an_engine_that_raises_while_it_generates(run):
+    """No failed start: where it was raised is what helps."""
+    result = run("RaisesWorker", "decoder")
+    assert (result.status, result.tokens) == ("failed", [])
+    assert result.told.startswith("ArithmeticError, while it generated: no such shape (backends.py:")
+    assert "in _attend" in result.told
 
 
 def test_registration(run):

@@ -5,7 +5,7 @@ import pytest
 from vllm_platform_kit.backends import head_sizes, kernel_block_sizes
 from vllm_platform_kit.engine_jobs import Job
 from vllm_platform_kit.findings import Finding
-from vllm_platform_kit.outcomes import differences, require
+from vllm_platform_kit.outcomes import of_block_size, refuses_block_size, require
 
 SIZES = (8, 16, 24, 64)
 
@@ -28,12 +28,6 @@ def test_declared(kit, backend):
 def test_block_size(kit, kit_engines, size):
     require(kit_engines.run(Job("decoder")), "the decoder model does not start at all")
     result = kit_engines.run(Job("decoder", {"block_size": size}, with_probes=False))
-    subject = f"--block-size {size}"
-    if result.status == "ran":
-        kit.report(Finding("BLOCK_SIZE_TOKENS", subject, what) for what in differences(result))
-        return
-    if result.is_refusal and "block" in result.error.lower():
+    if refuses_block_size(result):
         kit.note(f"refused: {result.error}")
-        return
-    what = f"{result.error_type or result.status}: {result.error}"
-    kit.report([Finding("BLOCK_SIZE_UNCLEAR", subject, what)])
+    kit.report(of_block_size(result, size))

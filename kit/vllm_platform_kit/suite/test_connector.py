@@ -4,7 +4,7 @@
 import pytest
 from vllm_platform_kit.engine_jobs import Job
 from vllm_platform_kit.findings import Finding
-from vllm_platform_kit.outcomes import differences, require
+from vllm_platform_kit.outcomes import ended, require, wrong_tokens
 from vllm_platform_kit.registration import why_not
 
 
@@ -16,11 +16,7 @@ def test_registration(kit, kit_engines):
         pytest.skip(reason)
     require(kit_engines.run(Job("hybrid")), "the model does not run without a connector")
     result = kit_engines.run(Job("hybrid", with_connector=True))
-    subject = "NixlConnector"
-    if result.status != "ran":
-        what = f"{result.error_type or result.status}: {result.error}"
-        kit.report([Finding("CONNECTOR_START", subject, what)])
+    subject = "NixlConnector, hybrid model"
+    kit.report(ended(result, subject, "CONNECTOR_START"))
     kit.note(*result.notes)
-    found = [Finding(*one) for one in result.findings]
-    found += [Finding("MODEL_TOKENS", f"{subject}, hybrid model", one) for one in differences(result)]
-    kit.report(found)
+    kit.report([*(Finding(*one) for one in result.findings), *wrong_tokens(result, subject)])

@@ -142,6 +142,15 @@ class WrongScaleImpl(TorchAttentionImpl):
         super()._attend(query * 1.5, output, batch)
 
 
+class Raises(Sound):
+    """Starts, and then cannot compute."""
+
+
+class RaisesImpl(TorchAttentionImpl):
+    def _attend(self, query, output, batch):
+        raise ArithmeticError("no such shape")
+
+
 class Dies(Sound):
     """Takes its process along."""
 

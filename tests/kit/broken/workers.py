@@ -112,6 +112,10 @@ class WrongScaleWorker(SoundWorker):
     full = window = backends.WrongScale
 
 
+class RaisesWorker(SoundWorker):
+    full = window = backends.Raises
+
+
 class DiesWorker(SoundWorker):
     full = window = backends.Dies
 
