@@ -7,6 +7,7 @@ bound the caches, the real tensors are looked at. The second is wrapped only whi
 only where a KV connector is configured. Nothing runs per step.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -56,13 +57,11 @@ def register() -> None:
     @functools.wraps(original)
     def initialize_from_config(self, kv_cache_configs, *args, **kwargs):
         start = time.thread_time()
-        from vllm_kv_guard.connectors import watch
-
-        loading = time.thread_time() - start
-        with watch(getattr(self.worker, "vllm_config", None)) as registrations:
+        with contextlib.ExitStack() as stack:
+            registrations = _watched(stack, self)
+            loading = time.thread_time() - start
             result = original(self, kv_cache_configs, *args, **kwargs)
-        rank = getattr(self, "global_rank", 0) or 0
-        guard(self.worker, kv_cache_configs[rank], registrations, hooking[0] + loading)
+        _guard(lambda: _examined(self, kv_cache_configs, registrations), sum(hooking) + loading)
         return result
 
     initialize_from_config.is_kv_guard = True
@@ -71,43 +70,61 @@ def register() -> None:
     hooking.append(time.thread_time() - start)
 
 
-def guard(worker, kv_cache_config, registrations=(), spent: float = 0.0) -> None:
-    """Looks at the caches of `worker` and at what connectors were handed, and says or does what the
-    mode asks for. `spent`: seconds of its own before that; the line has them all. It is processor
-    time: how long others kept it waiting is not its own.
+def _watched(stack, wrapper) -> list:
+    """What connectors are handed until the stack is left; a text instead where that can't be seen."""
+    try:
+        from vllm_kv_guard.connectors import watch
+
+        return stack.enter_context(watch(getattr(wrapper.worker, "vllm_config", None)))
+    except Exception as error:  # A guard must not take down what it guards.
+        return [f"connectors ({type(error).__name__}: {error})"]
+
+
+def _examined(wrapper, kv_cache_configs, registrations):
+    from vllm_kv_guard.findings import examine
+
+    rank = getattr(wrapper, "global_rank", 0) or 0
+    return examine(wrapper.worker, kv_cache_configs[rank], registrations)
+
+
+def _guard(look, spent: float) -> None:
+    """Says or does what the mode asks for. `look` makes the report; `spent`: seconds of its own before
+    that; the line has them all. It is processor time: how long others kept it waiting is not its own.
 
     Raises:
         RuntimeError: caches collide, and the mode is refuse.
     """
     start = time.thread_time()
-    from vllm_kv_guard.findings import Report, examine
-
     try:
-        report = examine(worker, kv_cache_config, registrations)
+        report = look()
+        report.seconds = time.thread_time() - start + spent
+        line, is_sound, collides = report.line(), report.is_sound, bool(report.conflicts)
     except Exception as error:  # A guard must not take down what it guards.
-        report = Report(unknown=[f"{type(error).__name__}: {error}"])
-    report.seconds = time.thread_time() - start + spent
-    text = f"KV guard: {report.line()}{_release_note()}"
+        line, is_sound, collides = f"not looked at: {type(error).__name__}: {error}", False, False
+    text = f"KV guard: {line}{_release_note()}"
     # vLLM configures its own loggers; a plugin's would be silent below a warning.
-    if report.is_sound or mode() == "log":
+    if is_sound or mode() == "log":
         _vllm_logger().info(text)
         return
-    if mode() == "refuse" and report.conflicts:
+    if mode() == "refuse" and collides:
         raise RuntimeError(f"{text}. VLLM_KV_GUARD=warn starts all the same")
     _vllm_logger().warning(text)
 
 
 def _vllm_logger():
-    from vllm.logger import init_logger
+    try:
+        from vllm.logger import init_logger
 
-    return init_logger("vllm.kv_guard")
+        return init_logger("vllm.kv_guard")
+    except Exception:
+        return logger
 
 
 def _release_note() -> str:
     version = getattr(sys.modules.get("vllm"), "__version__", "unknown")
     try:
         release = tuple(int(part) for part in version.split(".")[:2])
-    except ValueError:
+    except (ValueError, AttributeError):
         release = (0, 0)
     if KNOWN_RELEASES[0] <= release <= KNOWN_RELEASES[1]:
         return ""

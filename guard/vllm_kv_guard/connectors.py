@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,10 @@ class Registration:
 
 
 @contextmanager
-def watch(vllm_config: Any) -> Iterator[list[Registration]]:
-    """Notes what the connectors that are made meanwhile are handed meanwhile. Their constructor is
-    wrapped, and the methods of each one; both are put back."""
-    registrations: list[Registration] = []
+def watch(vllm_config: Any) -> Iterator[list[Registration | str]]:
+    """Notes what the connectors that are made meanwhile are handed meanwhile; a text for one that
+    cannot be watched. Their constructor is wrapped, and the methods of each one; both are put back."""
+    registrations: list[Registration | str] = []
     base = _connector_base() if getattr(vllm_config, "kv_transfer_config", None) else None
     if base is None:
         yield registrations
@@ -42,9 +42,13 @@ def watch(vllm_config: Any) -> Iterator[list[Registration]]:
     def __init__(self, *args, **kwargs):
         original(self, *args, **kwargs)
         watched.append(self)
-        for method in _METHODS:
-            if hasattr(type(self), method):
-                vars(self)[method] = _noting(self, method, registrations)
+        try:
+            for method in _METHODS:
+                if hasattr(type(self), method):
+                    vars(self)[method] = _noting(self, method, registrations)
+        except Exception as error:  # A guard must not take down what it guards.
+            reason = f"{type(error).__name__}: {error}"
+            registrations.append(f"what connector {type(self).__name__} is handed ({reason})")
 
     base.__init__ = __init__
     try:
@@ -52,18 +56,19 @@ def watch(vllm_config: Any) -> Iterator[list[Registration]]:
     finally:
         base.__init__ = original
         for connector in watched:
-            for method in _METHODS:
-                vars(connector).pop(method, None)
+            with suppress(Exception):
+                for method in _METHODS:
+                    vars(connector).pop(method, None)
 
 
 def _connector_base() -> type | None:
     try:
         return importlib.import_module(_BASE_MODULE).KVConnectorBase_V1
     except (ImportError, AttributeError):
-        return None
+        return None  # No connector can be made either.
 
 
-def _noting(connector: Any, method: str, registrations: list[Registration]):
+def _noting(connector: Any, method: str, registrations: list[Registration | str]):
     original = getattr(connector, method)
 
     def register(kv_caches, *args, **kwargs):

@@ -55,9 +55,9 @@ def _first(texts: list[str]) -> str:
     return "; ".join(texts[:_SHOWN] + ([f"and {more} more like these"] if more > 0 else []))
 
 
-def examine(worker, kv_cache_config, registrations: Sequence[Registration] = ()) -> Report:
+def examine(worker, kv_cache_config, registrations: Sequence[Registration | str] = ()) -> Report:
     """Looks at every cache of `worker`, a vLLM worker that has bound them, and at what connectors were
-    handed. Reads shapes and strides only; no device does anything."""
+    handed; texts among that are what could not be seen of it. Reads shapes and strides only; no device does anything."""
     report = Report()
     caches = []
     for found in layer_caches(worker, kv_cache_config):
@@ -75,6 +75,8 @@ def examine(worker, kv_cache_config, registrations: Sequence[Registration] = ())
             allocation.check()
         except KVCacheConflict as conflict:
             report.conflicts.append(f"{conflict} [{_backends(allocation, caches)}]")
+    report.unknown += [one for one in registrations if isinstance(one, str)]
+    registrations = [one for one in registrations if not isinstance(one, str)]
     report.connectors = tuple(dict.fromkeys(r.connector for r in registrations))
     report.conflicts += wrong_registrations(registrations, caches, kv_cache_config.num_blocks)
     return report

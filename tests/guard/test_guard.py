@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.guard.conftest import ROOT
 
 RIGHT = (
@@ -85,6 +87,49 @@ def test_modes(installed):
     assert "KV guard" not in start(installed, "off", ["a and b collide"]).stdout
     wrong = start(installed, "loud")
     assert "VLLM_KV_GUARD=loud: one of log, warn, refuse, off" in wrong.stderr
+
+
+_ODD = {
+    "slots": """
+class Base:
+    __slots__ = ()
+class Odd(Base):
+    __slots__ = ()
+    def register_kv_caches(self, kv_caches): pass
+module("vllm.distributed.kv_transfer.kv_connector.v1.base", KVConnectorBase_V1=Base)
+transfer = types.SimpleNamespace(kv_transfer_config="any")
+Wrapper.worker = types.SimpleNamespace(vllm_config=transfer)
+def initialize_from_config(self, kv_cache_configs):
+    Odd().register_kv_caches({})
+    return "result"
+Wrapper.initialize_from_config = initialize_from_config
+findings.layer_caches = lambda *a: []
+CONFIGS = [types.SimpleNamespace(num_blocks=1)]
+""",
+    "configs": "CONFIGS = {'rank 0': 'config'}\n",
+    "ranks": "Wrapper.global_rank = 3; CONFIGS = ['config']\n",
+    "worker": "del Wrapper.worker; CONFIGS = ['config']\n",
+}
+_ODD_WORDS = {
+    "slots": "what connector Odd is handed (TypeError",
+    "configs": "KeyError: 0",
+    "ranks": "IndexError",
+    "worker": "no attribute 'worker'",
+}
+
+
+@pytest.mark.parametrize("mode", ["log", "warn", "refuse"])
+@pytest.mark.parametrize("odd", _ODD)
+def test_what_it_cannot_look_at_does_not_end_the_start(installed, odd, mode):
+    """Guards against a guard that takes down what it guards: a connector that takes no attributes,
+    configs that are indexed otherwise. Said in one line, and never taken for soundness."""
+    head, _, _ = _FAKE.format(conflicts=[], version="0.28.0", has_hook=True).partition("findings.exam")
+    tail = 'vllm_kv_guard.register()\nprint("RESULT", Wrapper().initialize_from_config(CONFIGS))\n'
+    done = run(installed, "-c", head + _ODD[odd] + tail, VLLM_KV_GUARD=mode)
+    assert "RESULT result" in done.stdout, done.stderr
+    (line,) = [one for one in done.stdout.splitlines() if "KV guard:" in one]
+    assert "not looked at: " in line and _ODD_WORDS[odd] in line
+    assert line.startswith("INFO" if mode == "log" else "WARNING")
 
 
 def test_a_vllm_that_it_does_not_know(installed):
