@@ -15,6 +15,8 @@ from vllm_platform_kit.findings import Finding
 from vllm_platform_kit.views import Layer
 
 Run = tuple[int, int]
+# Layer -> page -> what is taken for it, on each end of a transfer.
+Pages = dict[str, dict[int, list[list[Run]]]]
 # Of NIXL's agent: the argument that holds (address, bytes, device, ...), and what it is for.
 RECORDED = {
     "register_memory": "regions",
@@ -58,31 +60,47 @@ class Recorder:
             findings = [one for layer in layers for one in _misnamed(layer, pages[layer.name])]
         return findings, [f"{len(held)} stretches of memory registered; pages: {how}"]
 
-    def _pages_of(self, layers: list[Layer]) -> tuple[dict[str, list[list[Run]]] | None, str]:
-        """For each layer and page the runs that the connector takes for it."""
+    def _pages_of(self, layers: list[Layer]) -> tuple[Pages | None, str]:
+        """What the connector takes for each page."""
         registration = getattr(
             getattr(self.connector, "connector_worker", None), "registration", None
         )
         if registration is not None:
-            of = registration.layers
-            pages = {
-                layer.name: [
-                    of[layer.name].page_runs(page) for page in range(layer.geometry.num_pages)
-                ]
-                for layer in layers
-            }
-            return pages, "as the connector keeps them"
+            return _read_from_itself(registration), "as the connector would read them"
         if not self.pages:
             return None, "not looked at, this connector names none before a transfer"
         named = sorted(set(self.pages))
         pages = {
-            layer.name: [
-                merged(_touching(named, page_runs(layer, page)))
+            layer.name: {
+                page: [_touching(named, page_runs(layer, page))]
                 for page in range(layer.geometry.num_pages)
-            ]
+            }
             for layer in layers
         }
         return pages, f"{len(named)} named for transfers"
+
+
+def _read_from_itself(registration) -> Pages:
+    """The runs of the connector's own way from pages to reads, with itself as the peer: those that are
+    read and those that are written. Page 0 stands for none there."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.page_map import match_pages
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.peer import pair_groups
+
+    own = [layer for layer in registration.layers.values() if layer.alias_of is None]
+    pages: Pages = {}
+    # No raw bytes: none are moved.
+    for group in pair_groups(registration, dict.fromkeys(registration.layers), own):
+        for bundle in group.bundles:
+            pagings, count = bundle.layers[0].pagings, len(bundle.layers)
+            names = [pair.local.name for pair in bundle.layers]
+            for page in range(1, registration.num_blocks):
+                pieces, _ = match_pages([page], [page], *pagings, pagings[0].tokens_per_page)
+                columns = [column.reshape(count, -1).tolist() for column in bundle.runs(pieces)]
+                for name, here, there, sizes in zip(names, *columns):
+                    ends = [list(zip(there, sizes)), list(zip(here, sizes))]
+                    pages.setdefault(name, {})[page] = ends
+    aliases = {name: layer.alias_of or name for name, layer in registration.layers.items()}
+    return {name: pages[alias] for name, alias in aliases.items()}
 
 
 def _rows(argument: object) -> list[Run]:
@@ -129,10 +147,11 @@ def _outside(layer: Layer, held: list[Run]) -> Iterator[Finding]:
                 return
 
 
-def _misnamed(layer: Layer, pages: list[list[Run]]) -> Iterator[Finding]:
-    for page, runs in enumerate(pages):
+def _misnamed(layer: Layer, pages: dict[int, list[list[Run]]]) -> Iterator[Finding]:
+    for page, ends in pages.items():
         right = merged(page_runs(layer, page))
-        if merged(runs) != right:
+        runs = next((one for one in ends if merged(one) != right), None)
+        if runs is not None:
             base = layer.tensor.untyped_storage().data_ptr()
             words = ", ".join(f"{a - base} to {a - base + n}" for a, n in merged(runs)[:4])
             wanted = ", ".join(f"{a - base} to {a - base + n}" for a, n in right[:4])
