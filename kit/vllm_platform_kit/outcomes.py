@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from vllm_platform_kit.alignment import check_pair
+from vllm_platform_kit.backends import backend_name, head_sizes, kernel_block_sizes
 from vllm_platform_kit.engine_caches import first_difference
 from vllm_platform_kit.engine_jobs import GENERATING, Result
 from vllm_platform_kit.findings import Finding
@@ -47,6 +48,19 @@ def of_block_size(result: Result, size: int) -> list[Finding]:
     if refuses_block_size(result):
         return []
     return [Finding("BLOCK_SIZE_UNCLEAR", subject, result.told)]
+
+
+def of_declared_sizes(backend: type) -> list[Finding]:
+    """The backend has a shape for each kernel block size that it lists."""
+    head_size = head_sizes([backend])[0]
+    findings = []
+    for tokens in kernel_block_sizes([backend]):
+        try:
+            backend.get_kv_cache_shape(6, tokens, 2, head_size)
+        except Exception as error:
+            what = f"it lists {tokens}, but: {type(error).__name__}: {error}"
+            findings.append(Finding("BLOCK_SIZE_DECLARED", backend_name(backend), what))
+    return findings
 
 
 def refuses_block_size(result: Result) -> bool:

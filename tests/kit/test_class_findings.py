@@ -4,6 +4,9 @@ other. A kit that finds nothing, or always something, is worth nothing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from tests.kit.broken import backends
@@ -107,6 +110,31 @@ def test_declarations_that_contradict_each_other(kit, backend, words):
     with pytest.raises(ValueError) as refused:
         declared(backend)
     assert words in str(refused.value)
+
+
+def test_a_block_size_without_a_shape(kit):
+    """Listed and refused: vLLM chooses from the list."""
+    from vllm_platform_kit.outcomes import of_declared_sizes
+
+    assert of_declared_sizes(backends.Sound) == []
+    (one,) = of_declared_sizes(backends.ListsTooMuch)
+    assert one.code == "BLOCK_SIZE_DECLARED" and "it lists 48" in one.line
+
+
+def test_a_cache_of_another_shape(kit):
+    """One that is not as its backend says, and one that is no whole number of blocks a page."""
+    from vllm_platform_kit.engine_caches import Observed
+    from vllm_platform_kit.views import NUM_PAGES, make_views
+
+    (layer,) = make_views([backends.Sound], 2, 32, 16, 1)
+    assert list(layer.misplaced()) == []
+    more = replace(layer, spec=replace(layer.spec, num_kv_heads=4))
+    (one,) = [one for one in more.misplaced() if one.code == "LAYOUT_SHAPE"]
+    assert "declared is" in one.line
+    bound = SimpleNamespace(kv_cache=layer.tensor[:-1], attn_backend=backends.Sound)
+    observed = Observed([], [], [])
+    observed._add("a", 0, layer.spec, bound, SimpleNamespace(num_blocks=NUM_PAGES))
+    assert [one.code for one in observed.findings] == ["LAYOUT_SHAPE"]
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

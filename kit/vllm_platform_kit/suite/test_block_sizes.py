@@ -2,25 +2,15 @@
 """Block sizes: right tokens or a clear refusal."""
 
 import pytest
-from vllm_platform_kit.backends import head_sizes, kernel_block_sizes
 from vllm_platform_kit.engine_jobs import Job
-from vllm_platform_kit.findings import Finding
-from vllm_platform_kit.outcomes import of_block_size, refuses_block_size, require
+from vllm_platform_kit.outcomes import of_block_size, of_declared_sizes, refuses_block_size, require
 
 SIZES = (8, 16, 24, 64)
 
 
 def test_declared(kit, backend):
     """The backend has a shape for each size that it lists."""
-    head_size = head_sizes([backend.backend])[0]
-    findings = []
-    for tokens in kernel_block_sizes([backend.backend]):
-        try:
-            backend.backend.get_kv_cache_shape(6, tokens, 2, head_size)
-        except Exception as error:
-            what = f"it lists {tokens}, but: {type(error).__name__}: {error}"
-            findings.append(Finding("BLOCK_SIZE_DECLARED", backend.name, what))
-    kit.report(findings)
+    kit.report(of_declared_sizes(backend.backend))
 
 
 @pytest.mark.vllm_kit_engine
