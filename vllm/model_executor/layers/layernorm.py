@@ -67,7 +67,8 @@ class RMSNorm(CustomOp):
 
 @CustomOp.register("gemma_rms_norm")
 class GemmaRMSNorm(CustomOp):
-    """Gemma's form of `RMSNorm`: x / rms(x) * (1 + weight), rounded once, after the weight."""
+    """Gemma's form of `RMSNorm`: x / rms(x) * (1 + weight), rounded once, after the weight. Both
+    arguments may be overwritten, as there."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
         super().__init__()
