@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.cpu_ops.program import KernelProgram
+from vllm.platforms import current_platform
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -26,6 +28,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.torch_utils import dtype_name
 from vllm.v1.attention.ops.cpu import key_value_views, paged_attention, reshape_and_cache
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, KVCacheSpec
@@ -113,6 +116,11 @@ class CPUAttentionMetadataBuilder(AttentionMetadataBuilder[CPUAttentionMetadata]
     ) -> AttentionCGSupport:
         if isinstance(kv_cache_spec, CrossAttentionSpec):
             return AttentionCGSupport.NEVER  # keys come in steps of their own
+        if not current_platform.support_static_graph_mode():
+            return AttentionCGSupport.NEVER
+        graphs = resolve_obj_by_qualname(current_platform.get_static_graph_wrapper_cls())
+        if not issubclass(graphs, KernelProgram):
+            return AttentionCGSupport.NEVER  # a device's graphs do not see the host's kernels
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def build(
