@@ -57,7 +57,8 @@ def _first(texts: list[str]) -> str:
 
 def examine(worker, kv_cache_config, registrations: Sequence[Registration | str] = ()) -> Report:
     """Looks at every cache of `worker`, a vLLM worker that has bound them, and at what connectors were
-    handed; texts among that are what could not be seen of it. Reads shapes and strides only; no device does anything."""
+    handed; texts among that are what could not be seen of it. Reads shapes and strides only; no
+    device does anything."""
     report = Report()
     caches = []
     for found in layer_caches(worker, kv_cache_config):
