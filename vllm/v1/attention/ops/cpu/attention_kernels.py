@@ -29,7 +29,7 @@ from . import attend_args as A
 from . import thread_record as W
 from .cache_kernels import make_cache
 from .pack_kernels import make_locate, make_pack_block, make_pack_queries
-from .softmax_kernels import make_merge, make_softmax
+from .softmax_kernels import make_finish, make_merge, make_softmax
 from .tile_sizes import BLOCK, CHUNK, ROWS, SPLIT_ROWS
 
 MINUS_INF = np.float32(-np.inf)
@@ -190,7 +190,7 @@ def make_tiles(simd: Simd):
         simd.atomic_add,
     )
     div, lanes, chunk = simd.div, simd.lanes, make_chunk(simd)
-    merge, clear_total, finish = make_merge(simd)
+    (merge, clear_total), finish = make_merge(simd), make_finish(simd)
 
     @_jit
     def set_tile(p, w, r, kv_head, tile):

@@ -18,11 +18,11 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 _jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-def make_softmax(simd: Simd):
-    """softmax(p, w, acc, state, first, vectors): one block of S to P, with the running maximum
-    and sum of each row.
+def make_scores(simd: Simd):
+    """scores(p, w, s, row, first, vectors): scales, caps, biases and masks a row of S in place; returns
+    its maximum.
     """
-    iload64, dload64, fload1, fstore1 = simd.iload64, simd.dload64, simd.fload1, simd.fstore1
+    iload64, dload64, fload1 = simd.iload64, simd.dload64, simd.fload1
     fload, fstore, splat, maximum, exp2 = (
         simd.fload,
         simd.fstore,
@@ -30,19 +30,11 @@ def make_softmax(simd: Simd):
         simd.maximum,
         simd.exp2,
     )
-    hmax, hsum, first_lane, fma, keep_range = (
-        simd.hmax,
-        simd.hsum,
-        simd.first,
-        simd.fma,
-        simd.keep_range,
-    )
-    iota_from, pairs, lanes, div = simd.iota_from, simd.pairs, simd.lanes, simd.div
-    exp2_weight, store_weight = simd.exp2_weight, simd.store_weight
+    hmax, fma, keep_range = simd.hmax, simd.fma, simd.keep_range
+    iota_from, lanes, div = simd.iota_from, simd.lanes, simd.div
 
     @_jit
     def scores(p, w, s, row, first, vectors):
-        """Scales, caps, biases and masks a row of S in place; returns its maximum."""
         heads = iload64(p + A.GROUP)
         token = div(row, heads)
         position, low, high = iload64(w + W.POSITION) + token, 0, iload64(w + W.HIGH)
@@ -75,6 +67,24 @@ def make_softmax(simd: Simd):
             peak = maximum(peak, x)
         return hmax(peak)
 
+    return scores
+
+
+def make_softmax(simd: Simd):
+    """softmax(p, w, acc, state, first, vectors): one block of S to P, with the running maximum
+    and sum of each row.
+    """
+    scores, lanes, pairs = make_scores(simd), simd.lanes, simd.pairs
+    iload64, fload1, fstore1, fload, fstore = (
+        simd.iload64,
+        simd.fload1,
+        simd.fstore1,
+        simd.fload,
+        simd.fstore,
+    )
+    splat, exp2, hsum, first_lane = simd.splat, simd.exp2, simd.hsum, simd.first
+    exp2_weight, store_weight = simd.exp2_weight, simd.store_weight
+
     @_jit
     def rescale(acc, n, factor):
         f = splat(factor)
@@ -103,30 +113,24 @@ def make_softmax(simd: Simd):
     return softmax
 
 
-def make_merge(simd: Simd):
-    """merge(w, rows, acc, state): adds a chunk's result to TOTAL; finish(p, w): divides and
-    stores the tile's output.
-    """
-    iload64, fload1, fstore1 = simd.iload64, simd.fload1, simd.fstore1
-    fload, fstore, splat, exp2, fma, first_lane = (
-        simd.fload,
-        simd.fstore,
-        simd.splat,
-        simd.exp2,
-        simd.fma,
-        simd.first,
-    )
-    store, store_tail, lanes, itemsize, div = (
-        simd.store,
-        simd.store_tail,
-        simd.lanes,
-        simd.itemsize,
-        simd.div,
-    )
+def make_power(simd: Simd):
+    """power(x): 2 to a number."""
+    splat, exp2, first_lane = simd.splat, simd.exp2, simd.first
 
     @_jit
     def power(x):
         return first_lane(exp2(splat(x)))
+
+    return power
+
+
+def make_merge(simd: Simd):
+    """merge(w, rows, acc, state): adds a chunk's result to TOTAL; clear_total(w, rows): TOTAL of no
+    chunk.
+    """
+    iload64, fload1, fstore1, lanes = simd.iload64, simd.fload1, simd.fstore1, simd.lanes
+    fload, fstore, splat, fma = simd.fload, simd.fstore, simd.splat, simd.fma
+    power = make_power(simd)
 
     @_jit
     def merge(w, rows, acc, state):
@@ -159,6 +163,21 @@ def make_merge(simd: Simd):
         for row in range(rows):
             fstore1(total_state + 8 * row, MINUS_INF)
             fstore1(total_state + 8 * row + 4, ZERO)
+
+    return merge, clear_total
+
+
+def make_finish(simd: Simd):
+    """finish(p, w): divides TOTAL and stores the tile's output."""
+    iload64, fload1, fload, splat = simd.iload64, simd.fload1, simd.fload, simd.splat
+    store, store_tail, lanes, itemsize, div = (
+        simd.store,
+        simd.store_tail,
+        simd.lanes,
+        simd.itemsize,
+        simd.div,
+    )
+    power = make_power(simd)
 
     @_jit
     def weight(p, head, top, total):
@@ -196,4 +215,4 @@ def make_merge(simd: Simd):
                     )
                 source, state = source + 4 * padded_v, state + 8
 
-    return merge, clear_total, finish
+    return finish
