@@ -4,8 +4,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vllm.sampling_params import SamplingParams
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.gpu.sample.filters import apply_min_p, apply_top_k_top_p
 from vllm.v1.worker.gpu.sample.random import uniform
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -265,3 +268,74 @@ def test_named_tokens_take_the_place_of_the_likeliest():
         expected = reference[row][ids[row, :width].tolist()]
         np.testing.assert_allclose(values[row, :width], expected, rtol=1e-5)
     assert ranks.tolist() == [1, 1, 1]
+
+
+# What makes logits other than they are, or wants more than the most likely token.
+NOT_PLAIN = [
+    {"temperature": 1.0},
+    {"logprobs": 2},
+    {"logit_bias": {3: 100.0}},
+    {"allowed_token_ids": [5, 6]},
+    {"repetition_penalty": 2.0},
+    {"presence_penalty": 2.0},
+    {"no_repeat_ngram_size": 1},
+]
+
+
+def sample_the_long_way(
+    sampler: Sampler, logits: torch.Tensor, rows: np.ndarray, states: RequestState
+) -> SamplerOutput:
+    """By the way that all requests can take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampler, "_takes_argmax", lambda rows, states: False)
+        return sampler(logits.clone(), rows, states)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_greedy_batches_get_the_same_tokens_the_short_way(data):
+    """Greedy requests, some with features; logits of the model's dtype with ties, NaN, and
+    rows in which all is forbidden. Guards against a batch that is taken for plain and is not, and
+    against another token among equals."""
+    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32]))
+    options = data.draw(st.lists(st.sampled_from([{}] * 14 + NOT_PLAIN), min_size=1, max_size=4))
+    greedy = {"temperature": 0.0, "seed": 1}
+    sampler, states, rows = make([SamplingParams(**greedy | option) for option in options])
+    values = st.sampled_from([-torch.inf, -1.0, 0.0, 1.5])
+    few = data.draw(st.lists(values, min_size=4, max_size=4))
+    wide = torch.tensor(few * 13).repeat(len(rows), 1).to(dtype)
+    if data.draw(st.booleans()):
+        wide[0, data.draw(st.integers(0, 49))] = torch.nan
+    ours = sampler(wide.clone()[:, :50], rows, states)
+    general = sample_the_long_way(sampler, wide[:, :50], rows, states)
+    assert torch.equal(ours.sampled_token_ids, general.sampled_token_ids)
+    assert ours.sampled_token_ids.dtype is general.sampled_token_ids.dtype
+    assert torch.equal(ours.has_none, general.has_none)
+    assert (ours.logprobs_tensors is None) == (general.logprobs_tensors is None)
+
+
+@pytest.mark.parametrize("option", NOT_PLAIN, ids=lambda option: next(iter(option)))
+def test_one_request_that_wants_more_takes_the_batch_the_long_way(option):
+    """And once it is gone, and its row another's, no longer. Guards against a short way that nobody
+    or everybody takes."""
+    plain = SamplingParams(temperature=0.0)
+    sampler, states, rows = make([plain, SamplingParams(**{"temperature": 0.0} | option)])
+    assert sampler._takes_argmax(rows[:1], states) and not sampler._takes_argmax(rows, states)
+    states.remove_request("r1")
+    row = states.add_request("r2", 4, [0, 1, 2, 3], 0)
+    sampler.add_request(row, "r2", plain)
+    assert row == rows[1] and sampler._takes_argmax(rows, states)
+
+
+def test_what_concerns_some_steps_takes_the_long_way_in_those():
+    """`min_tokens` holds back the first tokens, a forced end the last one. Guards against steps in
+    which they are passed over, and against all others being slow for their sake."""
+    first = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=[9])
+    last = SamplingParams(temperature=0.0, max_tokens=4)
+    last.forced_eos_token_id = [7]
+    sampler, states, rows = make([first, last])
+    taken = []
+    for _ in range(4):
+        taken.append([sampler._takes_argmax(rows[i : i + 1], states) for i in range(2)])
+        states.append_tokens(rows, np.array([1, 1]))
+    assert taken == [[False, True], [False, True], [True, True], [True, False]]

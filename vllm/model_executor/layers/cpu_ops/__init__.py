@@ -18,6 +18,7 @@
     gemv(x, weight, bias=None, out=None), linear(x, weight, bias=None)
     can_pack(weight), pack(weight)  a weight in the form that `linear` multiplies fastest
     embedding(ids, table)           rows of a table, packed or not
+    argmax(x)                       the place of each row's maximum, and the value there
 
 Tensors are float32, bfloat16 or float16, all of a call the same; positions, slot_mapping: int64;
 cos_sin_cache: float32 (max_position, rotary_dim); caches: views (NB, BS, H, D). `out` may be x.
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import torch
 
+from .argmax import argmax
 from .linear import gemv, linear
 from .ops import (
     LIBRARY,
@@ -53,6 +55,7 @@ def warmup(dtype: torch.dtype) -> None:
 
 
 __all__ = [
+    "argmax",
     "can_pack",
     "embedding",
     "fused_add_rms_norm",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .argmax_kernels import make_argmax
 from .elementwise_kernels import make_copy_rows, make_scale
 from .gate_kernels import make_gate, make_gelu, make_gelu_tanh, make_silu
 from .gemv_kernels import make_gemv
@@ -29,6 +30,7 @@ def build(simd: Simd) -> dict[str, Callable]:
         "scale": make_scale(simd),
         "gemv": make_gemv(simd),
         "embedding": make_embedding(simd),
+        "argmax": make_argmax(simd),
     }
     if simd.pairs:
         kernels["packed_gemm"] = make_packed_gemm(simd)

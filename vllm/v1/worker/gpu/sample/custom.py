@@ -47,6 +47,11 @@ class CustomLogitsProcessors:
         self._coming: dict[int, _Member] = {}
 
     @property
+    def exist(self) -> bool:
+        """Whether there are any, which want to know of each step."""
+        return bool(self._processors)
+
+    @property
     def have_scaled(self) -> bool:
         """Whether `apply_scaled` does anything."""
         return bool(self._scaled)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from vllm.model_executor.layers.argmax import Argmax
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessor
@@ -34,6 +35,8 @@ class Sampler:
     penalties; a forced end; temperature; those processors that change no argmax; min_p, top_k and
     top_p; the draw. Greedy requests take the most likely token after the forced end.
 
+    Where that is all that is wanted of a batch it is read in the dtype that it has.
+
     Of requests that go on with a beam all this changes logprobs rather than logits, and it is these
     changed ones that are told: not normalised again, as sequences are compared by their sums.
     """
@@ -55,9 +58,13 @@ class Sampler:
         self._num_logprobs = np.full(max_num_reqs, _NO_LOGPROBS, dtype=np.int32)
         self._logprob_token_ids: dict[int, list[int]] = {}
         self._is_beam = np.zeros(max_num_reqs, dtype=bool)
+        # Greedy, no logprobs, no beams.
+        self._is_plain = np.zeros(max_num_reqs, dtype=bool)
+        self._argmax = Argmax()
         self._features = make_features()
         self._penalties = Penalties()
         self._forced_eos = ForcedEos()
+        self._all_features = (*self._features, self._penalties, self._forced_eos)
         self._custom = CustomLogitsProcessors(logits_processors)
 
     def add_request(self, row: int, req_id: str, params: SamplingParams) -> None:
@@ -74,7 +81,12 @@ class Sampler:
         if params.logprob_token_ids is not None:
             self._logprob_token_ids[row] = params.logprob_token_ids
             self._num_logprobs[row] = 0
-        for feature in (*self._features, self._penalties, self._forced_eos):
+        self._is_plain[row] = (
+            params.temperature == 0
+            and params.beam_search is None
+            and self._num_logprobs[row] == _NO_LOGPROBS
+        )
+        for feature in self._all_features:
             feature.add_request(row, params)
         self._custom.add_request(row, req_id, params)
 
@@ -82,6 +94,11 @@ class Sampler:
         self, logits: torch.Tensor, rows: np.ndarray, states: RequestState
     ) -> SamplerOutput:
         """Samples after `logits` (n, vocab), which are changed; logits[i] is of rows[i]'s request."""
+        if self._takes_argmax(rows, states):
+            token_ids, values = self._argmax(logits)
+            return SamplerOutput(
+                token_ids.to(torch.int32).unsqueeze(-1), None, values == -torch.inf
+            )
         logits = logits.float()
         beams = torch.from_numpy(np.flatnonzero(self._is_beam[rows])).to(self._device)
         if len(beams):
@@ -103,6 +120,14 @@ class Sampler:
         has_none[beams] = False
         logprobs = None if raw is None else self._logprobs(raw, token_ids, rows, len(beams) > 0)
         return SamplerOutput(token_ids.to(torch.int32).unsqueeze(-1), logprobs, has_none)
+
+    def _takes_argmax(self, rows: np.ndarray, states: RequestState) -> bool:
+        """Whether all of `rows` take the most likely token of the logits as they are."""
+        return (
+            self._is_plain[rows].all()
+            and not self._custom.exist
+            and not any(feature.applies(rows, states) for feature in self._all_features)
+        )
 
     def _logprobs(
         self, raw: torch.Tensor, token_ids: torch.Tensor, rows: np.ndarray, are_logprobs: bool

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -25,13 +26,28 @@ class LogitsFeature(ABC):
         if wanted is not None:
             self._wanted[row] = wanted
 
+    def applies(self, rows: np.ndarray, states: RequestState) -> bool:
+        """Whether `apply` would change any logits of the requests of `rows`."""
+        return bool(self._wanted) and any(self._due(rows, states))
+
     def apply(self, logits: torch.Tensor, rows: np.ndarray, states: RequestState) -> None:
         """Changes logits (n, vocab) float32 in place; logits[i] is of the request of rows[i]."""
-        if not self._wanted:
-            return
+        if self._wanted:
+            for i, row, wanted in self._due(rows, states):
+                self.apply_row(logits[i], wanted, row, states)
+
+    def _due(
+        self, rows: np.ndarray, states: RequestState
+    ) -> Iterator[tuple[int, int, object]]:
+        """(index in `rows`, row, what is wanted) of the requests whose logits change now."""
         for i, row in enumerate(rows.tolist()):
-            if row in self._wanted:
-                self.apply_row(logits[i], self._wanted[row], row, states)
+            wanted = self._wanted.get(row)
+            if wanted is not None and self.is_due(wanted, row, states):
+                yield i, row, wanted
+
+    def is_due(self, wanted: object, row: int, states: RequestState) -> bool:
+        """Whether a request that uses the feature is affected before its next token."""
+        return True
 
     @abstractmethod
     def wanted_by(self, params: SamplingParams) -> object | None:

@@ -17,10 +17,11 @@ class ForcedEos(LogitsFeature):
             return None
         return params.max_tokens, params.forced_eos_token_id
 
+    def is_due(self, wanted: tuple[int, list[int]], row: int, states: RequestState) -> bool:
+        return states.total_len[row] - states.prompt_len[row] == wanted[0] - 1
+
     def apply_row(
         self, logits: torch.Tensor, wanted: tuple[int, list[int]], row: int, states: RequestState
     ) -> None:
-        max_tokens, token_ids = wanted
-        if states.total_len[row] - states.prompt_len[row] == max_tokens - 1:
-            logits.fill_(-torch.inf)
-            logits[token_ids] = 0.0
+        logits.fill_(-torch.inf)
+        logits[wanted[1]] = 0.0

@@ -16,9 +16,10 @@ class MinTokens(LogitsFeature):
             return None
         return params.min_tokens, sorted(params.all_stop_token_ids)
 
+    def is_due(self, wanted: tuple[int, list[int]], row: int, states: RequestState) -> bool:
+        return states.total_len[row] - states.prompt_len[row] < wanted[0]
+
     def apply_row(
         self, logits: torch.Tensor, wanted: tuple[int, list[int]], row: int, states: RequestState
     ) -> None:
-        min_tokens, stop_token_ids = wanted
-        if states.total_len[row] - states.prompt_len[row] < min_tokens:
-            logits[stop_token_ids] = -torch.inf
+        logits[wanted[1]] = -torch.inf

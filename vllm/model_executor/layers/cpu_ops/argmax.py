@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""argmax of rows, in their own dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from . import argmax_args as A
+from .kernel_library import KernelTable
+from .ops import LIBRARY, share
+from .threads import Arguments, launch
+
+_MAX_SIZE = 1 << 24
+_ARGMAX = KernelTable(LIBRARY, "argmax")
+_args = Arguments(A.FORMAT)
+
+
+def argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the maximum of each row of x (T, N) is, as `torch.argmax` says: its first place; NaN is
+    the largest. Rows may lie apart.
+
+    Returns the places (T,) int64 and the values there (T,) float32.
+
+    Raises:
+        ValueError: any other shape, no columns, or more than 2**24.
+    """
+    if x.dim() != 2 or not 0 < x.shape[1] <= _MAX_SIZE:
+        raise ValueError(f"argmax takes (T, N) with N from 1 to {_MAX_SIZE}, not {tuple(x.shape)}")
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    (rows, size), (kernel, itemsize) = x.shape, _ARGMAX[x.dtype]
+    places = torch.empty(rows, dtype=torch.int64)
+    values = torch.empty(rows, dtype=torch.float32)
+    threads, step = share(rows, rows * size * itemsize)
+    _args.write(
+        0,
+        step,
+        rows,
+        x.data_ptr(),
+        x.stride(0) * itemsize,
+        size,
+        places.data_ptr(),
+        values.data_ptr(),
+    )
+    launch(kernel, _args.address, threads)
+    return places, values
