@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments of the small kernels: byte offsets of int64 words (EPS, FACTOR: float64). Strides are in bytes.
 
-Each record begins with NEXT (the atomic counter), STEP (rows taken at a time) and ROWS.
+Each record begins with NEXT (the atomic counter), STEP (rows taken at a time; of products: one of so
+many shares of what is left) and ROWS.
 """
 
 from __future__ import annotations

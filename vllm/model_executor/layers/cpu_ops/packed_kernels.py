@@ -21,10 +21,11 @@ from numba import types
 from . import op_args as A
 from .gemm import multiply_add
 from .panel_sizes import MAX_ROWS, PANEL
-from .rows import each_range, jit
+from .rows import each_range, each_share, jit
 from .simd import I32, I64, Simd, _none, const, load, make_intrinsic
 
-_AHEAD_BYTES = 2048  # how far ahead a panel is asked for
+# How far ahead a panel is asked for: what passes while memory answers, the longer the more rows.
+_AHEAD_BYTES, _AHEAD_BYTES_ROWS, _ROWS = 2048, 8192, 5
 
 
 def make_packed_tile(simd: Simd, rows: int) -> Callable:
@@ -34,11 +35,12 @@ def make_packed_tile(simd: Simd, rows: int) -> Callable:
     e, madd = simd.emit, multiply_add(simd, True)
     vectors, width = PANEL // e.lanes, 4 * e.lanes
     cells = [(i, j) for i in range(rows) for j in range(vectors)]
+    ahead = _AHEAD_BYTES if rows < _ROWS else _AHEAD_BYTES_ROWS
 
     def step(b, acc, a_rows, panel, index):
         line = b.add(panel, b.mul(index, const(I64, vectors * width)))
         for j in range(vectors):
-            simd.emit_prefetch(b, b.add(line, const(I64, _AHEAD_BYTES + j * width)))
+            simd.emit_prefetch(b, b.add(line, const(I64, ahead + j * width)))
         columns = [load(b, b.add(line, const(I64, j * width)), e.i32, 4) for j in range(vectors)]
         offset, new = b.mul(index, const(I64, 4)), {}
         for i in range(rows):
@@ -140,7 +142,7 @@ def make_packed_gemm(simd: Simd) -> Callable:
             row = block * MAX_ROWS
             panel_product(p, row, min(MAX_ROWS, m - row), item - block * panels)
 
-    return each_range(simd, body)
+    return each_share(simd, body)
 
 
 def make_embedding(simd: Simd) -> Callable:

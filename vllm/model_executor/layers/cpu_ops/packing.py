@@ -12,7 +12,7 @@ import torch
 from . import op_args
 from .kernel_library import KernelTable
 from .ops import LIBRARY
-from .panel_sizes import MAX_ROWS, PANEL
+from .panel_sizes import MAX_ROWS, PANEL, SHARES
 from .target import host_target
 from .threads import Arguments, Counts, launch, num_threads, recording
 from .weight_memory import empty_weight
@@ -89,13 +89,12 @@ def _multiply(x, packed, bias, out) -> None:
     m = x.shape[0]
     items = panels * -(-m // MAX_ROWS)
     threads = min(num_threads(), 1 + packed.numel() * 2 // _BYTES_WORTH_A_THREAD, items)
-    step = max(1, items // (32 * threads))
     has_bias = bias is not None
     if has_bias and (bias.dtype is not torch.bfloat16 or not bias.is_contiguous()):
         raise ValueError("the bias of a packed product must be contiguous bfloat16")
     _args.write(
         0,
-        step,
+        SHARES * threads,
         items,
         x.data_ptr(),
         2 * x.stride(0),

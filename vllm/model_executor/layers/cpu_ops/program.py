@@ -31,7 +31,7 @@ from . import program_args as A
 from .elementwise import copy_rows, scale
 from .kernel_library import KernelLibrary
 from .op_args import ROWS, STEP
-from .panel_sizes import MAX_ROWS
+from .panel_sizes import MAX_ROWS, SHARES
 from .threads import Arguments, Counts, Recorder, num_threads, record
 
 _LIBRARY = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
@@ -191,7 +191,7 @@ class _Records:
         words[self._multiplied, self._rows_at] = self._multiplied_rows * num_tokens
         items = self._panels * -(-self._panel_rows * num_tokens // MAX_ROWS)
         words[self._by_panel, ROWS // 8] = items
-        words[self._by_panel, STEP // 8] = np.maximum(1, items // (32 * threads))
+        words[self._by_panel, STEP // 8] = SHARES * threads
         words[self._by_request, self._requests_at] = num_reqs
 
 

@@ -21,7 +21,7 @@ from . import quant_args as Q
 from .panel_sizes import MAX_ROWS
 from .quant_format import GROUP, PANEL, QuantFormat
 from .quant_simd import make_quantize_group, make_sum_of_products
-from .rows import each_range, jit
+from .rows import each_range, jit, make_take_share
 from .simd import I32, I64, Simd, _none, const, load, make_intrinsic
 
 _AHEAD_BYTES = 2048  # how far ahead a panel is asked for
@@ -137,7 +137,7 @@ def make_quant_tile(simd: Simd, fmt: QuantFormat, rows: int) -> Callable:
 
 def make_quant_gemm(simd: Simd, fmt: QuantFormat) -> Callable:
     """out = x W^T + bias; an item is a panel and up to MAX_ROWS rows."""
-    iload64, div, atomic_add, itemsize = simd.iload64, simd.div, simd.atomic_add, simd.itemsize
+    iload64, div, itemsize, take_share = simd.iload64, simd.div, simd.itemsize, make_take_share(simd)
     wide = simd.lanes == 16
     outputs = _VECTORS * simd.lanes
     most = 6 if wide else 2  # as many sums as there are registers for
@@ -188,19 +188,18 @@ def make_quant_gemm(simd: Simd, fmt: QuantFormat) -> Callable:
 
     def kernel(p):
         own = stack()
-        items, step = iload64(p + 16), iload64(p + 8)
         panels, m = iload64(p + Q.QUANT_PANELS), iload64(p + Q.QUANT_M)
         x = iload64(p + Q.QUANT_READY)
-        first = atomic_add(p, step)
-        if first < items and x == 0:
+        first, stop = take_share(p)
+        if first < stop and x == 0:
             x = own
             quantize_all(p, x)
-        while first < items:
-            for item in range(first, min(first + step, items)):
+        while first < stop:
+            for item in range(first, stop):
                 block = div(item, panels)
                 row = block * MAX_ROWS
                 panel_product(p, x, row, min(MAX_ROWS, m - row), item - block * panels)
-            first = atomic_add(p, step)
+            first, stop = take_share(p)
 
     return kernel
 

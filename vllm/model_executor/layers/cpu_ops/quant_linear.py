@@ -8,7 +8,7 @@ import torch
 from . import quant_args
 from .kernel_library import KernelLibrary, KernelTable
 from .ops import share
-from .panel_sizes import MAX_ROWS
+from .panel_sizes import MAX_ROWS, SHARES
 from .quant_format import FORMATS, GROUP, PANEL, QuantFormat
 from .threads import Arguments, Counts, launch, num_threads, recording
 
@@ -82,10 +82,9 @@ def _multiply(x, packed, fmt, bias, out) -> None:
     ready = None if few else _quantize_rows(x, fmt)
     items = panels * -(-m // MAX_ROWS)
     threads = min(num_threads(), 1 + packed.numel() // _BYTES_WORTH_A_THREAD, items)
-    step = max(1, items // (32 * threads))
     _args.write(
         0,
-        step,
+        SHARES * threads,
         items,
         x.data_ptr(),
         x.stride(0) * size,

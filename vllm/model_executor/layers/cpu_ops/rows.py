@@ -27,3 +27,39 @@ def each_range(simd: Simd, body: Callable) -> Callable:
             first = atomic_add(p + A.NEXT, step)
 
     return kernel
+
+
+def make_take_share(simd: Simd) -> Callable:
+    """take_share(args) -> (first, stop), empty when nothing is left: items that lie in memory in order
+    are taken as a share of what is left, so that a thread reads long runs, and ever fewer, so that all
+    threads end together (guided self-scheduling, Polychronopoulos and Kuck 1987). STEP: a share is one
+    of so many.
+    """
+    iload64, atomic_load, div = simd.iload64, simd.atomic_load, simd.div
+    compare_exchange = simd.compare_exchange
+
+    @jit
+    def take_share(p):
+        items, shares = iload64(p + A.ROWS), iload64(p + A.STEP)
+        while True:
+            first = atomic_load(p + A.NEXT)
+            if first >= items:
+                return items, items
+            stop = first + max(1, div(items - first, shares))
+            if compare_exchange(p + A.NEXT, first, stop):
+                return first, stop
+
+    return take_share
+
+
+def each_share(simd: Simd, body: Callable) -> Callable:
+    """A kernel that calls body(args, first, stop) on shares of its items."""
+    take_share = make_take_share(simd)
+
+    def kernel(p):
+        first, stop = take_share(p)
+        while first < stop:
+            body(p, first, stop)
+            first, stop = take_share(p)
+
+    return kernel
