@@ -131,6 +131,47 @@ def test_programs_change_nothing(name, folder, monkeypatch):
     assert run(small) == expected
 
 
+def replay_logits(llm: LLM, monkeypatch) -> list[int]:
+    """Rows of the logits that are replayed, as they come."""
+    graph, rows = runner_of(llm).graphs._logits, []
+    replay = graph.replay
+
+    def counted(hidden_states, places):
+        rows.append(len(places))
+        return replay(hidden_states, places)
+
+    monkeypatch.setattr(graph, "replay", counted)
+    return rows
+
+
+@needs_packing
+def test_logits_are_recorded_too(folder, monkeypatch):
+    """With a vocabulary that is padded, so that their rows have gaps; of steps of which some requests
+    get no token, and of more rows than were recorded. Fault: rows of other requests, padding that
+    is drawn, or a step whose logits nobody computes."""
+    path = folder("llama")
+    expected = run(make_llm(path, enforce_eager=True))
+    llm = make_llm(path)
+    rows = replay_logits(llm, monkeypatch)
+    assert run(llm) == expected
+    assert {1, 2, 3, 4} <= set(rows)
+    rows.clear()
+    runner_of(llm).graphs._logits.max_num_rows = 2
+    assert run(llm) == expected
+    assert set(rows) == {1, 2}
+
+
+@needs_packing
+def test_capped_logits_run_without(tmp_path):
+    """torch caps them. Fault: the whole step, or the start, fails for it."""
+    capped = Family("gemma2", dict(NATIVE["gemma2"].config, **{**SHAPE, "head_dim": 16}))
+    make_model(capped, tmp_path)
+    llm = make_llm(tmp_path)
+    graphs = runner_of(llm).graphs
+    assert graphs.max_num_tokens > 8 and graphs._logits is None
+    assert run(llm) == run(make_llm(tmp_path, enforce_eager=True))
+
+
 @needs_packing
 def test_one_request_at_a_time(folder, monkeypatch):
     """The smallest records of an attention there are, in a process without larger ones. Fault: the

@@ -149,6 +149,7 @@ def _timed_parts(llm: LLM, clock: PartClock, with_modules: bool) -> Iterator[Non
             runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.model_runner
             # A recorded step calls no module, so that none would be timed.
             stack.enter_context(_replaced(runner, "_forward", runner._run_eagerly))
+            stack.enter_context(_replaced(runner, "_logits", runner._compute_logits))
             hooks = _hooks(llm, clock)
         try:
             yield

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm.v1.worker.gpu.sized_graphs import SizedGraphManager
+from vllm.v1.worker.gpu.sized_graphs import SizedGraphManager, _sizes_about
 
 
 def recorded(refuses, max_num_batched_tokens: int = 2048) -> list[int]:
@@ -23,6 +23,9 @@ def recorded(refuses, max_num_batched_tokens: int = 2048) -> list[int]:
     sizes = []
 
     class Manager(SizedGraphManager):
+        def _record_logits(self, num_rows: int) -> None:
+            raise RuntimeError("no kernel")
+
         def _record(self, num_tokens: int, num_reqs: int) -> None:
             assert num_reqs == min(num_tokens, 64)
             if refuses(num_tokens):
@@ -52,3 +55,12 @@ def test_the_largest_is_recorded_whose_rows_are_tokens(refuses, most, expected):
     """Fault: kernels work on 8, 16 or 4 rows that are a table's, not the tokens', and a step of fewer
     tokens leaves out a part of them."""
     assert recorded(refuses, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(64, [127, 61, 31]), (61, [61, 31, 17]), (1, [1]), (5000, [1021, 509, 251]), (6, [7, 5, 1])],
+)
+def test_all_rows_find_room_where_they_can(most, expected):
+    """Fault: the largest batch is one row more than was recorded, and the slowest."""
+    assert _sizes_about(most)[:3] == expected

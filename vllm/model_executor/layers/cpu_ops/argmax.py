@@ -7,10 +7,12 @@ import torch
 
 from . import argmax_args as A
 from .kernel_library import KernelTable
-from .ops import LIBRARY, share
-from .threads import Arguments, launch
+from .ops import LIBRARY
+from .threads import Arguments, launch, num_threads
 
 _MAX_SIZE = 1 << 24
+# Some 0.4 ms of one thread: another one may have to wait for a core longer than it would help.
+_BYTES_WORTH_A_THREAD = 1 << 22
 _ARGMAX = KernelTable(LIBRARY, "argmax")
 _args = Arguments(A.FORMAT)
 
@@ -31,10 +33,10 @@ def argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     (rows, size), (kernel, itemsize) = x.shape, _ARGMAX[x.dtype]
     places = torch.empty(rows, dtype=torch.int64)
     values = torch.empty(rows, dtype=torch.float32)
-    threads, step = share(rows, rows * size * itemsize)
+    threads = min(num_threads(), 1 + rows * size * itemsize // _BYTES_WORTH_A_THREAD)
     _args.write(
         0,
-        step,
+        max(1, rows // (4 * threads)),
         rows,
         x.data_ptr(),
         x.stride(0) * itemsize,

@@ -192,6 +192,11 @@ class CudaGraphManager:
         until the next replay."""
         return self._replay(batch)
 
+    def compute_logits(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """The model's logits (n, vocab) after the rows `places` (n,) of hidden_states (num_tokens,
+        hidden). They hold until the next replay."""
+        return self._model_state.model.compute_logits(hidden_states.index_select(0, places))
+
     def _replay(self, batch: InputBatch) -> torch.Tensor:
         size = self._sizes[bisect_left(self._sizes, batch.num_reqs)]
         self.inputs.copy_in(batch, size)

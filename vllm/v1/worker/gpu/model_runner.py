@@ -74,6 +74,7 @@ class GPUModelRunner:
         self._pending: ExecuteModelState | None = None
         self._failures: dict[str, RequestFailure] = {}
         self._forward: Callable[[InputBatch, SchedulerOutput], torch.Tensor] = self._run_eagerly
+        self._logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._compute_logits
 
     # Start
 
@@ -172,7 +173,7 @@ class GPUModelRunner:
             self.model_state, self.kv_cache_config, self.attn_groups, self.block_tables
         )
         num_bytes = self.graphs.capture()
-        self._forward = self._replay_or_run
+        self._forward, self._logits = self._replay_or_run, self.graphs.compute_logits
         return num_bytes
 
     # A step
@@ -257,7 +258,7 @@ class GPUModelRunner:
     ) -> LogprobsLists | None:
         """Fills `sampled` for the requests that get a token; returns their logprobs."""
         places = torch.from_numpy(batch.logits_indices).to(self.device)
-        logits = self.model.compute_logits(hidden_states.index_select(0, places))
+        logits = self._logits(hidden_states, places)
         rows = batch.rows[batch.sampling]
         output = self.sampler(logits, rows, self.states)
         token_ids = output.sampled_token_ids.squeeze(-1).cpu().numpy()
@@ -273,6 +274,9 @@ class GPUModelRunner:
         first_row = np.zeros(batch.num_reqs + 1, dtype=np.int64)
         first_row[batch.sampling + 1] = 1
         return output.logprobs_tensors.tolists(np.cumsum(first_row)[:-1].tolist())
+
+    def _compute_logits(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return self.model.compute_logits(hidden_states.index_select(0, places))
 
     # States
 

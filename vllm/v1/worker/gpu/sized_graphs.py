@@ -11,6 +11,8 @@ and both together, without Python in the forward pass and without padding.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 
@@ -23,6 +25,7 @@ from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, report_no_graphs
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.logits_graph import LogitsGraph
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.utils import AttentionGroup
 
@@ -34,6 +37,29 @@ logger = init_logger(__name__)
 _TOKENS = (1021, 509, 251, 127, 61, 31, 17, 8, 7, 5, 1)
 # What divides by 8 is common, so that these are recorded if 7 can be.
 _WITNESSES = {8: 7}
+
+
+def _sizes_about(most: int) -> list[int]:
+    """The sizes that are tried if up to `most` are wanted."""
+    larger = [size for size in _TOKENS if size >= most]
+    return [*larger[-1:], *(size for size in _TOKENS if size < most)]
+
+
+def _record_largest(
+    sizes: Sequence[int], record: Callable[[int], None]
+) -> tuple[int, RuntimeError | None]:
+    """The first of `sizes` that can be recorded, and why not one before; 0 if none can."""
+    why: RuntimeError | None = None
+    for size in sizes:
+        try:
+            if size in _WITNESSES:
+                record(_WITNESSES[size])
+            record(size)
+        except RuntimeError as error:
+            why = why or error
+            continue
+        return size, why
+    return 0, why
 
 
 class SizedInputs:
@@ -106,29 +132,26 @@ class SizedGraphManager(CudaGraphManager):
         self._attn_groups = attn_groups
         self._block_tables = block_tables
         self._graph: SizedGraph | None = None
+        self._logits: LogitsGraph | None = None
         self.max_num_tokens = self.max_num_reqs = 0
 
     def capture(self) -> int:
         """Records the graph, if the model can be recorded; else the log says why not."""
-        limits = self._model_state.vllm_config.scheduler_config
-        why: RuntimeError | None = None
-        for num_tokens in _TOKENS:
-            num_reqs = min(num_tokens, limits.max_num_seqs, self._largest_graph)
-            if num_tokens > limits.max_num_batched_tokens:
-                continue
-            try:
-                if num_tokens in _WITNESSES:
-                    witness = _WITNESSES[num_tokens]
-                    self._record(witness, min(witness, num_reqs))
-                self._record(num_tokens, num_reqs)
-            except RuntimeError as error:
-                why = why or error
-                continue
-            logger.debug("A graph for up to %d tokens of %d requests", num_tokens, num_reqs)
-            if why is not None:
-                logger.info("Steps of more than %d tokens run without a graph: %s", num_tokens, why)
+        limits = self._config.scheduler_config
+        most_reqs = min(limits.max_num_seqs, self._largest_graph)
+        num_tokens, why = _record_largest(
+            [size for size in _TOKENS if size <= limits.max_num_batched_tokens],
+            lambda size: self._record(size, min(size, most_reqs)),
+        )
+        if not num_tokens:
+            report_no_graphs(self._config, [str(why)])
             return 0
-        report_no_graphs(self._config, [str(why)])
+        if why is not None:
+            logger.info("Steps of more than %d tokens run without a graph: %s", num_tokens, why)
+        num_rows, why = _record_largest(_sizes_about(most_reqs), self._record_logits)
+        logger.debug(
+            "A graph for up to %d tokens, one of the logits of %d: %s", num_tokens, num_rows, why
+        )
         return 0
 
     @property
@@ -145,15 +168,30 @@ class SizedGraphManager(CudaGraphManager):
         metadata = self._model_state.prepare_attn(batch, self._attn_groups)
         slots = build_slot_mappings_by_layer(batch.slot_mappings, self._kv_cache_config)
         arguments = self._model_state.prepare_inputs(batch)
+
+        def run() -> torch.Tensor:
+            hidden_states = self._model_state.model(**arguments)
+            self._row_size, self._row_dtype = hidden_states.shape[-1], hidden_states.dtype
+            return hidden_states
+
         with set_forward_context(metadata, self._config, num_tokens, slots):
-            graph = self._graph_cls(
-                lambda: self._model_state.model(**arguments), num_tokens, num_reqs
-            )
-        self.inputs, self._graph = inputs, graph
+            graph = self._graph_cls(run, num_tokens, num_reqs)
+        self.inputs, self._graph, self._logits = inputs, graph, None
         # The graph has their addresses; the model may be given others.
         model = self._model_state.model
         self._weights = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self.max_num_tokens, self.max_num_reqs = num_tokens, num_reqs
+
+    def _record_logits(self, num_rows: int) -> None:
+        state = self._model_state
+        self._logits = LogitsGraph(
+            self._graph_cls, state.model, num_rows, self._row_size, self._row_dtype, state.device
+        )
+
+    def compute_logits(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        if self._logits is None or len(places) > self._logits.max_num_rows:
+            return super().compute_logits(hidden_states, places)
+        return self._logits.replay(hidden_states, places)
 
     def has_graph_for(self, batch: InputBatch) -> bool:
         """Whether `batch` has no more tokens and requests than were recorded, and encodes nothing."""
