@@ -152,6 +152,42 @@ def test_gated_activations(dtype, size, name):
     near(getattr(cpu_ops, name)(x), GATES[name](gate) * up)
 
 
+ACTIVATIONS = {"gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(dtype, size, name):
+    """Far tails included, rows that lie apart, and a shape of more dimensions."""
+    x = guarded(5, size, dtype)
+    x[:, 0] = torch.tensor([-60.0, -9.0, 0.0, 9.0, 300.0])
+    activate = getattr(cpu_ops, name)
+    out = activate(x)
+    near(out, ACTIVATIONS[name](x.double()))
+    assert out.is_contiguous()
+    assert torch.equal(activate(x.contiguous().view(1, 5, size)), out[None])
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("offset", [0, 2])
+def test_rows_of_a_table_are_added_as_torch_does(dtype, size, offset):
+    """Bit for bit. Fault: the offset counted in bytes, or an index that has no row read anyway."""
+    x, table = guarded(5, size, dtype), torch.randn(9, size).to(dtype)
+    indices = torch.tensor([6, 0, 3, 3, 5])
+    out = cpu_ops.add_table_rows(x, indices, table, offset)
+    assert torch.equal(out, x + table[indices + offset])
+    assert torch.equal(cpu_ops.add_table_rows(x[:0], indices[:0], table), x[:0])
+    for wrong in (9 - offset, -1 - offset):
+        with pytest.raises(IndexError, match="of a table of 9"):
+            cpu_ops.add_table_rows(x[:1], torch.tensor([wrong]), table, offset)
+    with pytest.raises(ValueError, match="int64 for 5 rows"):
+        cpu_ops.add_table_rows(x, indices.int(), table)
+    with pytest.raises(ValueError, match="does not fit a table"):
+        cpu_ops.add_table_rows(x, indices, table.double())
+
+
 def turned(x, cos, sin, is_neox):
     first, second = x.chunk(2, -1) if is_neox else (x[..., ::2], x[..., 1::2])
     a, b = first * cos - second * sin, second * cos + first * sin

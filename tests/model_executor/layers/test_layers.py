@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from vllm.model_executor.layers.activation import get_act_and_mul_fn, get_act_fn
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
+from vllm.model_executor.layers.learned_positions import LearnedPositions
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -66,6 +67,16 @@ def test_gated_activations(name, dtype):
         else F.gelu(gate, approximate="tanh" if "tanh" in name else "none")
     )
     close(layer(x), (act * up).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_learned_positions(dtype):
+    """The device's form and torch's have the same bits, with rows in front that no position has."""
+    layer = LearnedPositions(9, 48, offset=2).to(dtype)
+    layer.weight.data.copy_(rand(11, 48))
+    x, positions = rand(4, 48, dtype=dtype), torch.tensor([8, 0, 3, 3])
+    assert torch.equal(layer(x, positions), layer.forward_native(x, positions))
+    assert torch.equal(layer(x, positions)[1], x[1] + layer.weight[2])
 
 
 def test_activations_are_transformers():

@@ -49,6 +49,28 @@ class GeluAndMul(CustomOp):
         return f"approximate={self.approximate}"
 
 
+@CustomOp.register("gelu")
+class GELU(CustomOp):
+    """The exact one, by the error function."""
+
+    def forward_native(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x)
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        return cpu_ops.gelu(x)
+
+
+@CustomOp.register("gelu_tanh")
+class GELUTanh(CustomOp):
+    """Its tanh approximation."""
+
+    def forward_native(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        return cpu_ops.gelu_tanh(x)
+
+
 @CustomOp.register("gelu_new")
 class NewGELU(CustomOp):
     """GELU's tanh approximation as GPT-2 writes it. Paper: https://arxiv.org/abs/1606.08415."""
@@ -58,7 +80,7 @@ class NewGELU(CustomOp):
         return 0.5 * x * (1.0 + torch.tanh(inner))
 
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(x, approximate="tanh")  # one pass over memory
+        return cpu_ops.gelu_tanh(x)  # one pass over memory
 
 
 @CustomOp.register("gelu_fast")
@@ -86,10 +108,10 @@ class ReLUSquaredActivation(CustomOp):
 
 
 _ACTIVATIONS: dict[str, type[nn.Module] | tuple[type[nn.Module], dict[str, str]]] = {
-    "gelu": nn.GELU,
+    "gelu": GELU,
     "gelu_fast": FastGELU,
     "gelu_new": NewGELU,
-    "gelu_pytorch_tanh": (nn.GELU, {"approximate": "tanh"}),
+    "gelu_pytorch_tanh": GELUTanh,
     "quick_gelu": QuickGELU,
     "relu": nn.ReLU,
     "relu2": ReLUSquaredActivation,

@@ -12,13 +12,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.attention import Attention, CrossAttention, MMEncoderAttention
 from vllm.model_executor.layers.layernorm import LayerNorm
+from vllm.model_executor.layers.learned_positions import LearnedPositions
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     QKVParallelLinear,
@@ -88,14 +88,8 @@ class BartScaledWordEmbedding(VocabParallelEmbedding):
         return embeddings if self.embed_scale == 1.0 else embeddings * self.embed_scale
 
 
-class BartLearnedPositionalEmbedding(nn.Embedding):
-    """Positions (num_tokens,) -> (num_tokens, d_model)."""
-
-    def __init__(self, num_positions: int, d_model: int) -> None:
-        super().__init__(num_positions + _POSITION_OFFSET, d_model)
-
-    def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        return F.embedding(positions + _POSITION_OFFSET, self.weight)
+def _learned_positions(config: Config) -> LearnedPositions:
+    return LearnedPositions(config.max_position_embeddings, config.d_model, _POSITION_OFFSET)
 
 
 class BartSelfAttention(nn.Module):
@@ -277,9 +271,7 @@ class BartEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embed_tokens = embed_tokens
-        self.embed_positions = BartLearnedPositionalEmbedding(
-            config.max_position_embeddings, config.d_model
-        )
+        self.embed_positions = _learned_positions(config)
         self.layernorm_embedding = LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
         self.layers = nn.ModuleList(
             self.layer_cls(config, vllm_config, prefix=f"{prefix}.layers.{index}")
@@ -292,7 +284,7 @@ class BartEncoder(nn.Module):
         input_ids, device = torch.cat(texts), texts[0].device
         cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        hidden_states = self.embed_tokens(input_ids) + self.embed_positions(positions)
+        hidden_states = self.embed_positions(self.embed_tokens(input_ids), positions)
         hidden_states = self.layernorm_embedding(hidden_states)
         max_seqlen = torch.tensor(max(lengths))
         for layer in self.layers:
@@ -318,11 +310,7 @@ class BartDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embed_tokens = embed_tokens
-        self.embed_positions = None
-        if has_positions:
-            self.embed_positions = BartLearnedPositionalEmbedding(
-                config.max_position_embeddings, config.d_model
-            )
+        self.embed_positions = _learned_positions(config) if has_positions else None
         self.layernorm_embedding = LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
         self.layers = nn.ModuleList(
             self.layer_cls(config, vllm_config, prefix=f"{prefix}.layers.{index}")
@@ -340,8 +328,14 @@ class BartDecoder(nn.Module):
         of what was encoded in this step -> (num_tokens, d_model)."""
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_positions is not None:
-            hidden_states = hidden_states + self.embed_positions(positions)
+            hidden_states = self.embed_positions(hidden_states, positions)
         hidden_states = self.layernorm_embedding(hidden_states)
+        return self.run_layers(hidden_states, encoder_hidden_states)
+
+    def run_layers(
+        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None
+    ) -> torch.Tensor:
+        """All layers, (num_tokens, d_model) in and out."""
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states)
         return hidden_states

@@ -16,6 +16,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.activation import get_act_fn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import LayerNorm
+from vllm.model_executor.layers.learned_positions import LearnedPositions
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     QKVParallelLinear,
@@ -136,7 +137,7 @@ class GPT2Model(nn.Module):
             quant_config=vllm_config.quant_config,
             prefix=maybe_prefix(prefix, "wte"),
         )
-        self.wpe = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.wpe = LearnedPositions(config.max_position_embeddings, config.hidden_size)
         _, _, self.h = make_layers(
             config.num_hidden_layers,
             lambda prefix: GPT2Block(vllm_config, prefix=prefix),
@@ -155,7 +156,7 @@ class GPT2Model(nn.Module):
     ) -> torch.Tensor:
         """(num_tokens,) ids or (num_tokens, hidden) embeddings -> (num_tokens, hidden)."""
         embeddings = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        hidden_states, residual = embeddings + self.wpe(positions), None
+        hidden_states, residual = self.wpe(embeddings, positions), None
         for layer in self.h:
             hidden_states, residual = layer(hidden_states, residual)
         hidden_states, _ = self.ln_f(hidden_states, residual)

@@ -43,17 +43,25 @@ class MBartEncoderLayer(BartEncoderLayer):
 
 
 class MBartDecoderLayer(BartDecoderLayer):
-    """Hidden states may be overwritten: sums are made in place."""
+    """The residual runs beside the hidden states, so that adding it fuses with the norm; None: there is
+    none yet. Both may be overwritten."""
 
     def forward(
-        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None
-    ) -> torch.Tensor:
-        residual = hidden_states
-        hidden_states = self.self_attn(self.self_attn_layer_norm(hidden_states))
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None,
+        residual: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.self_attn_layer_norm(hidden_states)
+        else:
+            hidden_states, residual = self.self_attn_layer_norm(hidden_states, residual)
+        hidden_states = self.self_attn(hidden_states)
         hidden_states, residual = self.encoder_attn_layer_norm(hidden_states, residual)
         hidden_states = self.encoder_attn(hidden_states, encoder_hidden_states)
         hidden_states, residual = self.final_layer_norm(hidden_states, residual)
-        return residual + self.feed_forward(hidden_states)
+        return self.feed_forward(hidden_states), residual
 
 
 class MBartEncoder(BartEncoder):
@@ -87,16 +95,14 @@ class MBartDecoder(BartDecoder):
         super().__init__(config, vllm_config, embed_tokens, prefix, has_positions)
         self.layer_norm = LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        encoder_hidden_states: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None = None,
+    def run_layers(
+        self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor | None
     ) -> torch.Tensor:
-        return self.layer_norm(
-            super().forward(input_ids, positions, encoder_hidden_states, inputs_embeds)
-        )
+        residual = None
+        for layer in self.layers:
+            hidden_states, residual = layer(hidden_states, encoder_hidden_states, residual)
+        hidden_states, _ = self.layer_norm(hidden_states, residual)
+        return hidden_states
 
 
 class MBartModel(BartModel):

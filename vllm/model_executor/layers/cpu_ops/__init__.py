@@ -10,6 +10,9 @@
     layer_norm(x, weight, bias, eps, residual=None, out=None)
     silu_and_mul, gelu_and_mul, gelu_tanh_and_mul (x, out=None)
                                     (..., 2 N) -> (..., N)
+    gelu, gelu_tanh (x)             (..., N) -> (..., N)
+    add_table_rows(x, indices, table, offset=0)
+                                    x (T, N) plus rows of a table, by int64 indices
     rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox=True)
                                     in place; key may be None
     rotary_and_cache(positions, query, key, value, head_size, cos_sin_cache,
@@ -30,12 +33,15 @@ from __future__ import annotations
 import torch
 
 from .argmax import argmax
+from .elementwise import add_table_rows
 from .linear import gemv, linear
 from .ops import (
     LIBRARY,
     fused_add_rms_norm,
     gemma_rms_norm,
+    gelu,
     gelu_and_mul,
+    gelu_tanh,
     gelu_tanh_and_mul,
     layer_norm,
     rms_norm,
@@ -55,11 +61,14 @@ def warmup(dtype: torch.dtype) -> None:
 
 
 __all__ = [
+    "add_table_rows",
     "argmax",
     "can_pack",
     "embedding",
     "fused_add_rms_norm",
+    "gelu",
     "gelu_and_mul",
+    "gelu_tanh",
     "gelu_tanh_and_mul",
     "gemma_rms_norm",
     "gemv",

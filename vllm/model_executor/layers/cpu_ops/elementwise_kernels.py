@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies and multiples of rows. Numba code."""
+"""Copies, multiples and sums of rows. Numba code."""
 
 from __future__ import annotations
 
@@ -49,5 +49,27 @@ def make_scale(simd: Simd) -> Callable:
                 store(out + i, load(x + i) * factor)
             if rest:
                 store_tail(out + at, load_tail(x + at, rest) * factor, rest)
+
+    return each_range(simd, body)
+
+
+def make_add_table_rows(simd: Simd) -> Callable:
+    """out[i] = x[i] + row indices[i] of a table, rounded once; indices int64."""
+    iload64, div, lanes, itemsize = simd.iload64, simd.div, simd.lanes, simd.itemsize
+    load, load_tail, store, store_tail = simd.load, simd.load_tail, simd.store, simd.store_tail
+
+    @jit
+    def body(p, first, stop):
+        size, indices = iload64(p + A.ADDED_SIZE), iload64(p + A.ADDED_INDICES)
+        full = div(size, lanes) * lanes
+        at, rest, row_bytes = itemsize * full, size - full, itemsize * size
+        for row in range(first, stop):
+            x = iload64(p + A.ADDED_X) + row * iload64(p + A.ADDED_X_ROW)
+            added = iload64(p + A.ADDED_TABLE) + iload64(indices + 8 * row) * row_bytes
+            out = iload64(p + A.ADDED_OUT) + row * row_bytes
+            for i in range(0, at, itemsize * lanes):
+                store(out + i, load(x + i) + load(added + i))
+            if rest:
+                store_tail(out + at, load_tail(x + at, rest) + load_tail(added + at, rest), rest)
 
     return each_range(simd, body)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated activations: act(gate) * up on rows that hold gate and up side by side. Numba code."""
+"""Activations: act(x), and gated ones, act(gate) * up on rows that hold gate and up side by side. Numba
+code."""
 
 from __future__ import annotations
 
@@ -104,5 +105,26 @@ def make_gate(simd: Simd, activation: Callable) -> Callable:
                     activation(load_tail(gate + at, rest)) * load_tail(up + at, rest),
                     rest,
                 )
+
+    return each_range(simd, body)
+
+
+def make_activate(simd: Simd, activation: Callable) -> Callable:
+    """act(x), on as many values a row as the record says."""
+    iload64, div, lanes, itemsize = simd.iload64, simd.div, simd.lanes, simd.itemsize
+    load, load_tail, store, store_tail = simd.load, simd.load_tail, simd.store, simd.store_tail
+
+    @jit
+    def body(p, first, stop):
+        size = iload64(p + A.GATE_SIZE)
+        full = div(size, lanes) * lanes
+        at, rest = itemsize * full, size - full
+        for row in range(first, stop):
+            x = iload64(p + A.GATE_X) + row * iload64(p + A.GATE_X_ROW)
+            out = iload64(p + A.GATE_OUT) + row * iload64(p + A.GATE_OUT_ROW)
+            for i in range(0, at, itemsize * lanes):
+                store(out + i, activation(load(x + i)))
+            if rest:
+                store_tail(out + at, activation(load_tail(x + at, rest)), rest)
 
     return each_range(simd, body)

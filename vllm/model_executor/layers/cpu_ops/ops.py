@@ -18,6 +18,7 @@ _rotary_args = Arguments(op_args.ROTARY_FORMAT)
 _RMS_NORM, _LAYER_NORM = KernelTable(LIBRARY, "rms_norm"), KernelTable(LIBRARY, "layer_norm")
 _GEMMA_RMS_NORM = KernelTable(LIBRARY, "gemma_rms_norm")
 _SILU, _GELU = KernelTable(LIBRARY, "silu_and_mul"), KernelTable(LIBRARY, "gelu_and_mul")
+_GELU_ALONE, _GELU_TANH_ALONE = KernelTable(LIBRARY, "gelu"), KernelTable(LIBRARY, "gelu_tanh")
 _GELU_TANH, _ROTARY = KernelTable(LIBRARY, "gelu_tanh_and_mul"), KernelTable(LIBRARY, "rotary")
 
 
@@ -168,6 +169,28 @@ def gelu_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
 def gelu_tanh_and_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """x (..., 2 N) -> gelu(x[..., :N]) * x[..., N:], gelu by its tanh approximation."""
     return _gate(_GELU_TANH, x, out)
+
+
+def _activate(table: KernelTable, x: torch.Tensor) -> torch.Tensor:
+    size = x.shape[-1]
+    kernel, itemsize = table[x.dtype]
+    out = x.new_empty(x.shape)
+    rows = x.numel() // size if size else 0
+    threads, step = share(rows, rows * size * 4 * itemsize)
+    x_row, out_row = _row_stride(x) * itemsize, size * itemsize
+    _gate_args.write(0, step, rows, x.data_ptr(), x_row, out.data_ptr(), out_row, size)
+    launch(kernel, _gate_args.address, threads)
+    return out
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """The exact gelu of x (..., N), rounded once."""
+    return _activate(_GELU_ALONE, x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """gelu of x (..., N) by its tanh approximation, rounded once."""
+    return _activate(_GELU_TANH_ALONE, x)
 
 
 def _heads(x: torch.Tensor, head_size: int, itemsize: int) -> tuple[int, int, int, int]:
