@@ -57,6 +57,24 @@ def test_sequences_one_behind_the_other(lengths, is_batched):
     torch.testing.assert_close(layer(q, k, v, cu_seqlens, torch.tensor(max(lengths))), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_size", [16, 20, 7])
+def test_long_sequences_inside_a_fused_projection(dtype, head_size):
+    """Longer than the 256 keys that are summed at once, the last one at the end of memory; with a head
+    size that no kernel does, torch computes. Fault: keys of the sequence behind, or of q for k."""
+    lengths, heads = [300, 1, 513], 3
+    layer = MMEncoderAttention(heads, head_size)
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3 * heads * head_size).to(dtype)
+    q, k, v = qkv.chunk(3, dim=-1)
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    out = layer(q, k, v, cu_seqlens, torch.tensor(max(lengths)))
+    wanted = layer.forward_native(q.float(), k.float(), v.float(), cu_seqlens)
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    torch.testing.assert_close(out.float(), wanted, atol=tolerance, rtol=tolerance)
+    assert out.dtype is dtype and out.is_contiguous()
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="encoder.attn: 3 query heads are no multiple of 2 KV"):
         MMEncoderAttention(3, HEAD_SIZE, num_kv_heads=2, prefix="encoder.attn")

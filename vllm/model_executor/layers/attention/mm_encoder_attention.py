@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from vllm.model_executor.custom_op import CustomOp
+from vllm.v1.attention.ops.cpu import sequence_attention, supports_sequences
 
 
 @CustomOp.register("mm_encoder_attn")
@@ -68,14 +69,40 @@ class MMEncoderAttention(CustomOp):
         q, k, v = (self._by_head(x) for x in (query, key, value))
         if cu_seqlens is None or len(cu_seqlens) == 2:
             return self._attend(q, k, v).transpose(1, 2).reshape(shape)
-        if q.shape[0] != 1:
-            raise ValueError(f"cu_seqlens beside a batch of {q.shape[0]}; flatten the batch")
+        _check_flat(q.shape[0])
         cuts = cu_seqlens.tolist()
         output = torch.empty_like(q)
         for begin, end in zip(cuts, cuts[1:]):
             part = slice(begin, end)
             output[:, :, part] = self._attend(q[:, :, part], k[:, :, part], v[:, :, part])
         return output.transpose(1, 2).reshape(shape)
+
+    def forward_cpu(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: torch.Tensor | None = None,
+        sequence_lengths: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `forward_native`, by kernels of ours where they do such heads."""
+        if not query.numel() or not supports_sequences(self.head_size, query.dtype):
+            return self.forward_native(query, key, value, cu_seqlens)
+        batch, seq = (1, query.shape[0]) if query.dim() == 2 else query.shape[:2]
+        if cu_seqlens is None or len(cu_seqlens) == 2:
+            cu_seqlens = torch.arange(0, seq * batch + 1, seq, dtype=torch.int32)
+        else:
+            _check_flat(batch)
+        q, k, v = (self._flat(x) for x in (query, key, value))
+        longest = int(cu_seqlens.diff().max())
+        attended = sequence_attention(q, k, v, cu_seqlens.int(), longest, self.scale)
+        return attended.view(query.shape)
+
+    def _flat(self, x: torch.Tensor) -> torch.Tensor:
+        """(tokens, heads, head_size), the entries of a batch one behind the other."""
+        flat = x.flatten(0, 1) if x.dim() > 2 else x
+        return flat.view(flat.shape[0], -1, self.head_size) if flat.dim() == 2 else flat
 
     def _by_head(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, heads, seq, head_size)."""
@@ -86,3 +113,8 @@ class MMEncoderAttention(CustomOp):
         """(batch, heads, seq, head_size)."""
         gqa = self.num_kv_heads != self.num_heads
         return F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=gqa)
+
+
+def _check_flat(batch: int) -> None:
+    if batch != 1:
+        raise ValueError(f"cu_seqlens beside a batch of {batch}; flatten the batch")

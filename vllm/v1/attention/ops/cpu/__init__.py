@@ -6,6 +6,8 @@ in place.
     paged_attention(query, key_cache, value_cache, out, query_start_loc, seq_lens, block_table,
                     scale, causal=True, sliding_window=0, logits_soft_cap=0.0,
                     alibi_slopes=None, sinks=None)
+    sequence_attention(query, key, value, cu_seqlens, max_seqlen, scale)
+                                 an encoder's, over tokens at hand: (T, H, D)
     key_value_views(kv_cache)    (NB, H, BS, 2 * D) -> two views (NB, BS, H, D)
     warmup(dtype)                compiles all kernels of a dtype, or loads them from disk
 
@@ -34,6 +36,7 @@ from __future__ import annotations
 import torch
 
 from .launchers import LIBRARY, key_value_views, paged_attention, reshape_and_cache
+from .sequences import sequence_attention, supports_sequences
 
 
 def warmup(dtype: torch.dtype) -> None:
@@ -43,4 +46,12 @@ def warmup(dtype: torch.dtype) -> None:
     LIBRARY.load(str(dtype).removeprefix("torch."))
 
 
-__all__ = ["LIBRARY", "key_value_views", "paged_attention", "reshape_and_cache", "warmup"]
+__all__ = [
+    "LIBRARY",
+    "key_value_views",
+    "paged_attention",
+    "reshape_and_cache",
+    "sequence_attention",
+    "supports_sequences",
+    "warmup",
+]
