@@ -27,6 +27,7 @@ FAMILIES = {
     "llama": Family("llama", dict(SHAPE, tie_word_embeddings=True)),
     "qwen3": Family("qwen3", dict(SHAPE, head_dim=16)),
     "gemma3": Family("gemma3_text", dict(NATIVE["gemma3"].config, **{**SHAPE, "head_dim": 16})),
+    "gpt2": Family("gpt2", SHAPE, NATIVE["gpt2"].names),
     "qwen2": Family("qwen2", dict(SHAPE, use_sliding_window=True, sliding_window=21)),
 }
 # The longest passes the 256 keys of which an attention's parts are made; others cross pages.

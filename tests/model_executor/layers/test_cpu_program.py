@@ -98,6 +98,35 @@ def test_attention_holds_for_later_lengths():
 
 
 @torch.inference_mode()
+def test_cross_attention_of_all_lengths():
+    """Keys of another length than the queries', none too; several queries of a request. Fault: a
+    request without keys reads a neighbour's, or those of the step before."""
+    torch.manual_seed(0)
+    requests, tokens, blocks = 3, 7, 40
+    cache = torch.randn(1 + requests * blocks, KV_HEADS, BLOCK, 2 * HEAD_SIZE).bfloat16()
+    keys, values = key_value_views(cache)
+    query = torch.randn(tokens, HEADS, HEAD_SIZE).bfloat16()
+    starts = torch.zeros(requests + 1, dtype=torch.int32)
+    lengths = torch.zeros(requests, dtype=torch.int32)
+    table = 1 + torch.randperm(requests * blocks).int().view(requests, blocks)
+
+    def run() -> torch.Tensor:
+        out = torch.empty(query.shape, dtype=query.dtype)
+        paged_attention(query, keys, values, out, starts, lengths, table, 0.2, causal=False)
+        return out
+
+    program = KernelProgram(run, tokens, requests)
+    for queries, new in (([1, 5, 1], [600, 0, 3]), ([2, 1, 4], [0, 640, 257]), ([7, 0, 0], [1, 0, 0])):
+        starts[1:] = torch.tensor(queries).cumsum(0)
+        lengths.copy_(torch.tensor(new))
+        query.normal_()
+        made = program.replay()
+        assert torch.equal(made, run())
+        for n, length, first in zip(queries, new, starts.tolist()):
+            assert bool(made[first : first + n].any()) is (length > 0 and n > 0)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize(("rows", "expected_rows"), [(0, 0), (20, 18), (30, 30), (48, 48)])
 def test_partial_results_without_room(rows, expected_rows, monkeypatch):
     """Requests that cannot be split any more are computed whole, with the same bits. Fault: partial

@@ -31,7 +31,7 @@ from vllm.v1.attention.backend import (
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.torch_utils import dtype_name
 from vllm.v1.attention.ops.cpu import key_value_views, paged_attention, reshape_and_cache
-from vllm.v1.kv_cache_interface import CrossAttentionSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 class CPUAttentionBackend(AttentionBackend):
@@ -114,8 +114,6 @@ class CPUAttentionMetadataBuilder(AttentionMetadataBuilder[CPUAttentionMetadata]
     def get_cudagraph_support(
         cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
     ) -> AttentionCGSupport:
-        if isinstance(kv_cache_spec, CrossAttentionSpec):
-            return AttentionCGSupport.NEVER  # keys come in steps of their own
         if not current_platform.support_static_graph_mode():
             return AttentionCGSupport.NEVER
         graphs = resolve_obj_by_qualname(current_platform.get_static_graph_wrapper_cls())

@@ -74,6 +74,7 @@ class SizedInputs:
         self.positions = torch.zeros(max_num_tokens, **longs)
         self.query_start_loc = torch.zeros(max_num_reqs + 1, **ints)
         self.seq_lens = torch.zeros(max_num_reqs, **ints)
+        self.encoder_seq_lens = torch.zeros(max_num_reqs, **ints)
         tables = block_tables.tables
         self.slots = [torch.full((max_num_tokens,), -1, **longs) for _ in tables]
         self.blocks = [torch.zeros(max_num_reqs, table.max_num_blocks, **ints) for table in tables]
@@ -84,8 +85,9 @@ class SizedInputs:
         self.positions[:tokens].copy_(batch.positions)
         self.query_start_loc[: reqs + 1].copy_(batch.query_start_loc)
         self.seq_lens[:reqs].copy_(batch.seq_lens)
+        self.encoder_seq_lens[:reqs].copy_(batch.encoder_seq_lens)
         for group, (slots, blocks) in enumerate(zip(batch.slot_mappings, batch.block_tables)):
-            self.slots[group][:tokens].copy_(slots)
+            self.slots[group][: len(slots)].copy_(slots)  # none of an encoder
             self.blocks[group][:reqs, : blocks.shape[1]].copy_(blocks)
 
     def batch(self) -> InputBatch:
@@ -111,7 +113,7 @@ class SizedInputs:
             slot_mappings=self.slots,
             encoded=[],
             encoder_seq_lens_np=nothing,
-            encoder_seq_lens=torch.zeros_like(self.seq_lens),
+            encoder_seq_lens=self.encoder_seq_lens,
         )
 
 
