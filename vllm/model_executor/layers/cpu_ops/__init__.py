@@ -21,7 +21,7 @@
     gemv(x, weight, bias=None, out=None), linear(x, weight, bias=None)
     can_pack(weight), pack(weight)  a weight in the form that `linear` multiplies fastest
     embedding(ids, table)           rows of a table, packed or not
-    argmax(x)                       the place of each row's maximum, and the value there
+    argmax(x)                       the place of each row's maximum, and whether that is -inf
 
 Tensors are float32, bfloat16 or float16, all of a call the same; positions, slot_mapping: int64;
 cos_sin_cache: float32 (max_position, rotary_dim); caches: views (NB, BS, H, D). `out` may be x.

@@ -21,7 +21,7 @@ def argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the maximum of each row of x (T, N) is, as `torch.argmax` says: its first place; NaN is
     the largest. Rows may lie apart.
 
-    Returns the places (T,) int64 and the values there (T,) float32.
+    Returns the places (T,) int32, and (T,) bool whether the values there are -inf.
 
     Raises:
         ValueError: any other shape, no columns, or more than 2**24.
@@ -31,8 +31,8 @@ def argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if x.stride(1) != 1:
         x = x.contiguous()
     (rows, size), (kernel, itemsize) = x.shape, _ARGMAX[x.dtype]
-    places = torch.empty(rows, dtype=torch.int64)
-    values = torch.empty(rows, dtype=torch.float32)
+    places = torch.empty(rows, dtype=torch.int32)
+    is_lowest = torch.empty(rows, dtype=torch.bool)
     threads = min(num_threads(), 1 + rows * size * itemsize // _BYTES_WORTH_A_THREAD)
     _args.write(
         0,
@@ -42,7 +42,7 @@ def argmax(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x.stride(0) * itemsize,
         size,
         places.data_ptr(),
-        values.data_ptr(),
+        is_lowest.data_ptr(),
     )
     launch(kernel, _args.address, threads)
-    return places, values
+    return places, is_lowest

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from . import argmax_args as A
 from .rows import each_range, jit
-from .simd import Simd, make_intrinsic
+from .simd import Simd, _none, make_intrinsic, store
 
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 # Positions are float32, beside the values; this is behind all of them.
@@ -32,13 +34,23 @@ def make_choices(simd: Simd) -> tuple[Callable, Callable, Callable]:
     )
 
 
+def make_istore8() -> Callable:
+    """Stores the lowest byte."""
+    byte = ir.IntType(8)
+    return make_intrinsic(
+        types.void(types.int64, types.int64),
+        lambda b, a, x: _none(b, store(b, b.trunc(x, byte), a, 1)),
+    )
+
+
 def make_argmax(simd: Simd) -> Callable:
-    """The first place of the largest value and that value; what is no number counts as the largest.
+    """The first place of the largest value, and whether that is -inf; what is no number counts as the
+    largest.
 
     Each lane keeps the first of its largest values, so that a row is read once. A row with NaN is
     read again, to find it.
     """
-    iload64, istore64, fstore1, div = simd.iload64, simd.istore64, simd.fstore1, simd.div
+    iload64, istore32, istore8, div = simd.iload64, simd.istore32, make_istore8(), simd.div
     lanes, itemsize, load, load_tail, load1 = (
         simd.lanes,
         simd.itemsize,
@@ -75,17 +87,17 @@ def make_argmax(simd: Simd) -> Callable:
             best = if_greater(value, best, value, best)
             nans = if_nan(value, splat(ONE), nans)
         if hsum(nans) > ZERO:
-            return first_nan(x, size), np.float32(np.nan)
+            return first_nan(x, size), False
         largest = hmax(best)
         last_place = splat(-ONE) * if_equal(best, splat(largest), place, splat(BEHIND))
-        return np.int64(-hmax(last_place)), largest
+        return np.int64(-hmax(last_place)), largest == LOWEST
 
     @jit
     def body(p, first, stop):
         size = iload64(p + A.SIZE)
         for row in range(first, stop):
-            index, value = find(iload64(p + A.X) + row * iload64(p + A.X_ROW), size)
-            istore64(iload64(p + A.INDICES) + 8 * row, index)
-            fstore1(iload64(p + A.VALUES) + 4 * row, value)
+            place, is_lowest = find(iload64(p + A.X) + row * iload64(p + A.X_ROW), size)
+            istore32(iload64(p + A.PLACES) + 4 * row, np.int32(place))
+            istore8(iload64(p + A.IS_LOWEST) + row, np.int64(is_lowest))
 
     return each_range(simd, body)

@@ -38,6 +38,9 @@ class NoKVConnector:
     def begin(self, step: SchedulerOutput) -> None:
         """Before the forward pass, inside its forward context."""
 
+    def begin_alone(self, step: SchedulerOutput) -> None:
+        """Before a forward pass that has no context."""
+
     def discard(self, req_ids: Collection[str]) -> None:
         """The next step that begins computes nothing of these requests, whatever it says."""
 
@@ -83,6 +86,10 @@ class WorkerKVConnector(NoKVConnector):
             self.connector.handle_failed_requests(self._discarded)
             self._discarded = set()
 
+    def begin_alone(self, step: SchedulerOutput) -> None:
+        with set_forward_context(None, self._vllm_config, step.total_num_scheduled_tokens):
+            self.begin(step)
+
     def discard(self, req_ids: Collection[str]) -> None:
         self._discarded = set(req_ids)
 
@@ -104,8 +111,7 @@ class WorkerKVConnector(NoKVConnector):
         return None if output.is_empty() else output
 
     def run_without_tokens(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        with set_forward_context(None, self._vllm_config):
-            self.begin(step)
+        self.begin_alone(step)
         return ModelRunnerOutput.with_kv_conn_output_only(self.end(step))
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:

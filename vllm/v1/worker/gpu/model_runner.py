@@ -220,8 +220,7 @@ class GPUModelRunner:
         """As `_run_eagerly`, from a graph where one was recorded for such a batch."""
         if not self.graphs.has_graph_for(batch):
             return self._run_eagerly(batch, scheduler_output)
-        with set_forward_context(None, self.vllm_config, batch.num_tokens):
-            self.kv_connector.begin(scheduler_output)
+        self.kv_connector.begin_alone(scheduler_output)
         return self.graphs.replay(batch)
 
     @torch.inference_mode()
@@ -261,7 +260,7 @@ class GPUModelRunner:
         logits = self._logits(hidden_states, places)
         rows = batch.rows[batch.sampling]
         output = self.sampler(logits, rows, self.states)
-        token_ids = output.sampled_token_ids.squeeze(-1).cpu().numpy()
+        token_ids = output.sampled_token_ids.cpu().numpy()[:, 0]
         self.states.append_tokens(rows, token_ids)
         has_none = output.has_none.cpu().tolist()
         for i, token_id, is_none in zip(batch.sampling.tolist(), token_ids.tolist(), has_none):

@@ -15,7 +15,7 @@ import numpy as np
 class RequestState:
     """Rows of all requests.
 
-    all_token_ids: (max_num_reqs, max_model_len) int32, prompt and output
+    all_token_ids: (max_num_reqs, max_model_len + 1) int32, prompt and output
     prompt_len, total_len: (max_num_reqs,) int32, tokens known of the prompt and in all
     num_computed_tokens: (max_num_reqs,) int32, tokens whose K and V are in the cache
     encoder_len: (max_num_reqs,) int32, tokens of the encoder's output, 0 without an encoder
@@ -25,7 +25,8 @@ class RequestState:
         self.max_num_reqs = max_num_reqs
         self.req_id_to_index: dict[str, int] = {}
         self._free_rows = list(range(max_num_reqs - 1, -1, -1))
-        self.all_token_ids = np.zeros((max_num_reqs, max_model_len), dtype=np.int32)
+        # A column more: a request that is full ends with a token behind.
+        self.all_token_ids = np.zeros((max_num_reqs, max_model_len + 1), dtype=np.int32)
         self.prompt_len = np.zeros(max_num_reqs, dtype=np.int32)
         self.total_len = np.zeros(max_num_reqs, dtype=np.int32)
         self.num_computed_tokens = np.zeros(max_num_reqs, dtype=np.int32)
@@ -68,9 +69,6 @@ class RequestState:
         return row
 
     def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Adds a sampled token to each of `rows`. A token past the model's length is dropped: its
-        request ends in this step."""
-        places = self.total_len[rows]
-        fits = places < self.all_token_ids.shape[1]
-        self.all_token_ids[rows[fits], places[fits]] = token_ids[fits]
-        self.total_len[rows[fits]] += 1
+        """Adds a sampled token to each of `rows`; one past the model's length is a request's last."""
+        self.all_token_ids[rows, self.total_len[rows]] = token_ids
+        self.total_len[rows] += 1

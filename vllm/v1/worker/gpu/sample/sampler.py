@@ -58,9 +58,9 @@ class Sampler:
         self._num_logprobs = np.full(max_num_reqs, _NO_LOGPROBS, dtype=np.int32)
         self._logprob_token_ids: dict[int, list[int]] = {}
         self._is_beam = np.zeros(max_num_reqs, dtype=bool)
-        # Greedy, no logprobs, no beams.
-        self._is_plain = np.zeros(max_num_reqs, dtype=bool)
-        self._argmax = Argmax()
+        # Rows that may want more than the most likely token: whether they do in each step.
+        self._special_rows: dict[int, bool] = {}
+        self._argmax = Argmax().dispatch_forward()
         self._features = make_features()
         self._penalties = Penalties()
         self._forced_eos = ForcedEos()
@@ -81,13 +81,12 @@ class Sampler:
         if params.logprob_token_ids is not None:
             self._logprob_token_ids[row] = params.logprob_token_ids
             self._num_logprobs[row] = 0
-        self._is_plain[row] = (
-            params.temperature == 0
-            and params.beam_search is None
-            and self._num_logprobs[row] == _NO_LOGPROBS
-        )
         for feature in self._all_features:
             feature.add_request(row, params)
+        self._special_rows.pop(row, None)
+        is_plain = params.temperature == 0 and self._num_logprobs[row] == _NO_LOGPROBS
+        if not is_plain or any(feature.has_request(row) for feature in self._all_features):
+            self._special_rows[row] = not is_plain
         self._custom.add_request(row, req_id, params)
 
     def __call__(
@@ -95,10 +94,8 @@ class Sampler:
     ) -> SamplerOutput:
         """Samples after `logits` (n, vocab), which are changed; logits[i] is of rows[i]'s request."""
         if self._takes_argmax(rows, states):
-            token_ids, values = self._argmax(logits)
-            return SamplerOutput(
-                token_ids.to(torch.int32).unsqueeze(-1), None, values == -torch.inf
-            )
+            token_ids, has_none = self._argmax(logits)
+            return SamplerOutput(token_ids.unsqueeze(-1), None, has_none)
         logits = logits.float()
         beams = torch.from_numpy(np.flatnonzero(self._is_beam[rows])).to(self._device)
         if len(beams):
@@ -123,10 +120,14 @@ class Sampler:
 
     def _takes_argmax(self, rows: np.ndarray, states: RequestState) -> bool:
         """Whether all of `rows` take the most likely token of the logits as they are."""
-        return (
-            self._is_plain[rows].all()
-            and not self._custom.exist
-            and not any(feature.applies(rows, states) for feature in self._all_features)
+        if self._custom.exist:
+            return False
+        if not self._special_rows:
+            return True
+        special = [row for row in rows.tolist() if row in self._special_rows]
+        return not any(
+            self._special_rows[row] or any(f.applies(row, states) for f in self._all_features)
+            for row in special
         )
 
     def _logprobs(

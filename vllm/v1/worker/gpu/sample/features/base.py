@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -26,24 +25,21 @@ class LogitsFeature(ABC):
         if wanted is not None:
             self._wanted[row] = wanted
 
-    def applies(self, rows: np.ndarray, states: RequestState) -> bool:
-        """Whether `apply` would change any logits of the requests of `rows`."""
-        return bool(self._wanted) and any(self._due(rows, states))
+    def has_request(self, row: int) -> bool:
+        """Whether the request of `row` uses the feature."""
+        return row in self._wanted
+
+    def applies(self, row: int, states: RequestState) -> bool:
+        """Whether the logits of the request of `row` are changed before its next token."""
+        return row in self._wanted and self.is_due(self._wanted[row], row, states)
 
     def apply(self, logits: torch.Tensor, rows: np.ndarray, states: RequestState) -> None:
         """Changes logits (n, vocab) float32 in place; logits[i] is of the request of rows[i]."""
-        if self._wanted:
-            for i, row, wanted in self._due(rows, states):
-                self.apply_row(logits[i], wanted, row, states)
-
-    def _due(
-        self, rows: np.ndarray, states: RequestState
-    ) -> Iterator[tuple[int, int, object]]:
-        """(index in `rows`, row, what is wanted) of the requests whose logits change now."""
+        if not self._wanted:
+            return
         for i, row in enumerate(rows.tolist()):
-            wanted = self._wanted.get(row)
-            if wanted is not None and self.is_due(wanted, row, states):
-                yield i, row, wanted
+            if self.applies(row, states):
+                self.apply_row(logits[i], self._wanted[row], row, states)
 
     def is_due(self, wanted: object, row: int, states: RequestState) -> bool:
         """Whether a request that uses the feature is affected before its next token."""
