@@ -238,6 +238,24 @@ def test_rows_do_not_depend_on_neighbours_or_chunking(dtype, options):
             )
 
 
+@pytest.mark.parametrize(
+    "heads, group, head_size",
+    [(2, 1, 64), (1, 2, 128), (2, 4, 64), (1, 4, 256), (1, 5, 64), (2, 3, 96), (2, 3, 32)],
+)
+@pytest.mark.parametrize("window", [0, 77])
+def test_single_tokens_have_a_prompts_bits(heads, group, head_size, window):
+    """Few rows are computed without copies of keys and values, where head sizes allow it: each sum
+    must have the order that it has in a tile of many. Fault: tokens change with what is cached.
+    """
+    lengths = [(150, 150), (90, 333)]
+    batch = Batch(lengths, dtype=torch.bfloat16, heads=heads, group=group, head_size=head_size)
+    whole = batch.run(sliding_window=window)
+    for r, (n, _) in enumerate(lengths):
+        for first in (0, n // 2, n - 1):
+            alone = run_alone(batch, r, first, 1, sliding_window=window)
+            assert torch.equal(alone[0], whole[int(batch.starts[r]) + first]), (r, first)
+
+
 def test_threads_change_no_bit(monkeypatch):
     """One long sequence is split over threads and reduced: the order of the sum must not depend
     on who was first.

@@ -188,9 +188,10 @@ def make_quant_gemm(simd: Simd, fmt: QuantFormat) -> Callable:
 
     def kernel(p):
         own = stack()
+        items, shares = iload64(p + 16), iload64(p + 8)
         panels, m = iload64(p + Q.QUANT_PANELS), iload64(p + Q.QUANT_M)
         x = iload64(p + Q.QUANT_READY)
-        first, stop = take_share(p)
+        first, stop = take_share(p, items, shares)
         if first < stop and x == 0:
             x = own
             quantize_all(p, x)
@@ -199,7 +200,7 @@ def make_quant_gemm(simd: Simd, fmt: QuantFormat) -> Callable:
                 block = div(item, panels)
                 row = block * MAX_ROWS
                 panel_product(p, x, row, min(MAX_ROWS, m - row), item - block * panels)
-            first, stop = take_share(p)
+            first, stop = take_share(p, items, shares)
 
     return kernel
 

@@ -30,36 +30,34 @@ def each_range(simd: Simd, body: Callable) -> Callable:
 
 
 def make_take_share(simd: Simd) -> Callable:
-    """take_share(args) -> (first, stop), empty when nothing is left: items that lie in memory in order
-    are taken as a share of what is left, so that a thread reads long runs, and ever fewer, so that all
-    threads end together (guided self-scheduling, Polychronopoulos and Kuck 1987). STEP: a share is one
-    of so many.
+    """take_share(counter, items, shares) -> (first, stop), empty when nothing is left: one of `shares`
+    of what is left, so that a thread reads long runs of what lies in memory in order, and ever fewer
+    items, so that all threads end together (guided self-scheduling, Polychronopoulos and Kuck 1987).
     """
-    iload64, atomic_load, div = simd.iload64, simd.atomic_load, simd.div
-    compare_exchange = simd.compare_exchange
+    atomic_load, compare_exchange, div = simd.atomic_load, simd.compare_exchange, simd.div
 
     @jit
-    def take_share(p):
-        items, shares = iload64(p + A.ROWS), iload64(p + A.STEP)
+    def take_share(counter, items, shares):
         while True:
-            first = atomic_load(p + A.NEXT)
+            first = atomic_load(counter)
             if first >= items:
                 return items, items
             stop = first + max(1, div(items - first, shares))
-            if compare_exchange(p + A.NEXT, first, stop):
+            if compare_exchange(counter, first, stop):
                 return first, stop
 
     return take_share
 
 
 def each_share(simd: Simd, body: Callable) -> Callable:
-    """A kernel that calls body(args, first, stop) on shares of its items."""
-    take_share = make_take_share(simd)
+    """A kernel that calls body(args, first, stop) on shares, one of STEP, of its items."""
+    iload64, take_share = simd.iload64, make_take_share(simd)
 
     def kernel(p):
-        first, stop = take_share(p)
+        items, shares = iload64(p + A.ROWS), iload64(p + A.STEP)
+        first, stop = take_share(p + A.NEXT, items, shares)
         while first < stop:
             body(p, first, stop)
-            first, stop = take_share(p)
+            first, stop = take_share(p + A.NEXT, items, shares)
 
     return kernel

@@ -6,7 +6,9 @@ A *tile* is up to ROWS query rows of one request that share a KV head (tokens x 
 group). For a tile, keys are taken BLOCK at a time: their addresses are looked up in the block
 table, K is transposed and V copied into scratch (a key that nobody in the tile may see reads a
 row of zeros instead, so whatever its slot holds never enters a sum), then S = QK^T, online
-softmax, acc += PV on register tiles (gemm.py).
+softmax, acc += PV on register tiles (gemm.py). Tiles of few rows do without the copies
+(narrow_kernels.py). While a block is at work, the next one is located and asked for, the next
+tile's first one too.
 
 Every CHUNK keys, counted from position 0, the softmax state starts anew and is merged into the
 running one. A decode row over a long sequence can thus be split over threads chunk by chunk, and
@@ -19,18 +21,23 @@ Softmax is computed base 2: log2(e) is folded into the scale.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import njit
 
 from vllm.model_executor.layers.cpu_ops.gemm import make_gemm
+from vllm.model_executor.layers.cpu_ops.rows import make_take_share
 from vllm.model_executor.layers.cpu_ops.simd import Simd
 
 from . import attend_args as A
 from . import thread_record as W
 from .cache_kernels import make_cache
-from .pack_kernels import make_locate, make_pack_block, make_pack_queries
+from .narrow_kernels import make_narrow
+from .pack_kernels import make_locate, make_pack_queries, make_pack_rows
 from .softmax_kernels import make_finish, make_merge, make_softmax
-from .tile_sizes import BLOCK, CHUNK, ROWS, SPLIT_ROWS
+from .tile_kernels import make_describe
+from .tile_sizes import BLOCK, CHUNK, NARROW_ROWS, NARROW_VALUES, ROWS, SPLIT_ROWS
 
 MINUS_INF = np.float32(-np.inf)
 ZERO = np.float32(0)
@@ -119,6 +126,7 @@ def make_set_up(simd: Simd):
         padded_v = div(head_size + lanes - 1, lanes) * lanes
         istore64(w + W.PADDED_K, padded_k)
         istore64(w + W.PADDED_V, padded_v)
+        istore64(w + W.TURN, 0)
         at = w + div(8 * W.COUNT + 63, 64) * 64
         for i in range(0, padded_k, lanes):
             fstore(at + 4 * i, splat(ZERO))
@@ -138,29 +146,98 @@ def make_set_up(simd: Simd):
     return set_up
 
 
-def make_chunk(simd: Simd):
-    """chunk(p, w, index, acc, state): attention of the tile over keys [index * CHUNK, (index + 1)
-    * CHUNK).
+def make_look_ahead(simd: Simd, locate: Callable) -> Callable:
+    """look_ahead(p, w, first): locates the block behind the one at `first`, this tile's or the next
+    one's, in the half of the tables that is not this turn's; returns (this half, the half of what
+    comes then), the same where nothing does.
     """
-    iload64, fstore1, fstore, splat = simd.iload64, simd.fstore1, simd.fstore, simd.splat
-    div, lanes, pairs = simd.div, simd.lanes, simd.pairs
-    gemm, softmax = make_gemm(simd, pairs), make_softmax(simd)
-    _, _, fetch_first = make_locate(simd)
-    pack_block = make_pack_block(simd)
-    per_word = 2 if pairs else 1
+    iload64, istore64 = simd.iload64, simd.istore64
 
     @_jit
-    def block(p, w, acc, state, first, count):
+    def look_ahead(p, w, first):
+        half, following = iload64(w + W.TURN), w + W.NEXT
+        other, start = 8 * BLOCK - half, iload64(following + W.START)
+        istore64(w + W.TURN, other)
+        if first + BLOCK < iload64(w + W.END):
+            locate(p, w, w, first + BLOCK, other)
+        elif start < iload64(following + W.END):
+            locate(p, w, following, start, other)
+            istore64(w + W.LOCATED, 1)
+        else:
+            return half, half
+        return half, other
+
+    return look_ahead
+
+
+def make_wide_block(simd: Simd, softmax: Callable, fetch: Callable) -> Callable:
+    """wide(p, w, acc, state, first, count, half, other): `count` keys from `first` over tiles of packed
+    copies.
+    """
+    iload64, div, lanes, gemm = simd.iload64, simd.div, simd.lanes, make_gemm(simd, simd.pairs)
+    per_word, (pack_keys, pack_values) = 2 if simd.pairs else 1, make_pack_rows(simd)
+
+    @_jit
+    def wide(p, w, acc, state, first, count, half, other):
         rows, padded_v = iload64(w + W.TOKENS) * iload64(p + A.GROUP), iload64(w + W.PADDED_V)
-        pack_block(p, w, first, count)
+        for j in range(0, count, lanes):
+            fetch(p, w, other + 8 * j, lanes)
+            pack_keys(p, w, half, j)
+        pack_values(p, w, half, count)
         q, k, s = iload64(w + W.Q), iload64(w + W.K), iload64(w + W.S)
         vectors, words = div(count, lanes), div(iload64(p + A.HEAD_SIZE), per_word)
         gemm(q, 4 * iload64(w + W.PADDED_K), k, 4 * BLOCK, s, 4 * BLOCK, rows, vectors, words, 0)
         softmax(p, w, acc, state, first, vectors)
         v, probs, probs_stride = iload64(w + W.V), iload64(w + W.P), div(4 * BLOCK, per_word)
-        columns = div(padded_v, lanes)
-        steps, row_bytes = div(count, per_word), 4 * padded_v
-        gemm(probs, probs_stride, v, row_bytes, acc, row_bytes, rows, columns, steps, 1)
+        columns, steps, stride = div(padded_v, lanes), div(count, per_word), 4 * padded_v
+        gemm(probs, probs_stride, v, stride, acc, stride, rows, columns, steps, 1)
+
+    return wide
+
+
+def make_narrow_block(simd: Simd, softmax: Callable, fetch: Callable) -> Callable:
+    """narrow(p, w, acc, state, first, count, half, other): the same for few rows, without copies."""
+    iload64, div, lanes, (scores, values) = simd.iload64, simd.div, simd.lanes, make_narrow(simd)
+
+    @_jit
+    def narrow(p, w, acc, state, first, count, half, other):
+        rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
+        for j in range(0, count, lanes):
+            scores(p, w, rows, half, other, j)
+        softmax(p, w, acc, state, first, div(count, lanes))
+        values(p, w, rows, half, acc, count)
+        if other != half:
+            fetch(p, w, other + 8 * count, BLOCK - count)
+
+    return narrow
+
+
+def make_block(simd: Simd, locate: Callable, fetch: Callable) -> Callable:
+    """block(p, w, acc, state, first, count): the tile's rows over `count` keys from `first`, whose
+    addresses are in this turn's half of the tables. Meanwhile it asks for what comes then.
+    """
+    iload64, look_ahead, softmax = simd.iload64, make_look_ahead(simd, locate), make_softmax(simd)
+    wide, most_rows = make_wide_block(simd, softmax, fetch), NARROW_ROWS if simd.pairs else 0
+    narrow = make_narrow_block(simd, softmax, fetch) if simd.pairs else wide
+
+    @_jit
+    def block(p, w, acc, state, first, count):
+        rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
+        half, other = look_ahead(p, w, first)
+        if rows <= most_rows and iload64(p + A.HEAD_SIZE) & (NARROW_VALUES - 1) == 0:
+            narrow(p, w, acc, state, first, count, half, other)
+        else:
+            wide(p, w, acc, state, first, count, half, other)
+
+    return block
+
+
+def make_chunk(simd: Simd, block: Callable) -> Callable:
+    """chunk(p, w, index, acc, state): attention of the tile over keys [index * CHUNK, (index + 1)
+    * CHUNK).
+    """
+    iload64, fstore1, fstore, splat = simd.iload64, simd.fstore1, simd.fstore, simd.splat
+    div, lanes = simd.div, simd.lanes
 
     @_jit
     def chunk(p, w, index, acc, state):
@@ -170,49 +247,19 @@ def make_chunk(simd: Simd):
         for row in range(rows):
             fstore1(state + 8 * row, MINUS_INF)
             fstore1(state + 8 * row + 4, ZERO)
-        low, high = iload64(w + W.LOW), min(iload64(w + W.HIGH), (index + 1) * CHUNK)
-        start = max(index * CHUNK, div(low, BLOCK) * BLOCK)
-        if start < high:
-            fetch_first(p, w, start)
-            for first in range(start, high, BLOCK):
-                vectors = div(min(BLOCK, high - first) + lanes - 1, lanes)
-                block(p, w, acc, state, first, vectors * lanes)
+        start = max(index * CHUNK, iload64(w + W.START))
+        high = min(iload64(w + W.END), (index + 1) * CHUNK)
+        for first in range(start, high, BLOCK):
+            vectors = div(min(BLOCK, high - first) + lanes - 1, lanes)
+            block(p, w, acc, state, first, vectors * lanes)
 
     return chunk
 
 
-def make_tiles(simd: Simd):
-    """set_tile, whole_tile, split_tile: what a tile is, and its work at once or chunk by chunk."""
-    iload64, istore64, iload32, atomic_add = (
-        simd.iload64,
-        simd.istore64,
-        simd.iload32,
-        simd.atomic_add,
-    )
-    div, lanes, chunk = simd.div, simd.lanes, make_chunk(simd)
+def make_tiles(simd: Simd, chunk: Callable) -> tuple[Callable, Callable]:
+    """whole_tile(p, w), split_tile(p, w): a tile's work at once, or one chunk's of it."""
+    iload64, atomic_add, lanes, div = simd.iload64, simd.atomic_add, simd.lanes, simd.div
     (merge, clear_total), finish = make_merge(simd), make_finish(simd)
-
-    @_jit
-    def set_tile(p, w, r, kv_head, tile):
-        """Says which rows the tile has and which keys [LOW, HIGH) any of them sees."""
-        starts, seq = iload64(p + A.QUERY_START), iload32(iload64(p + A.SEQ_LENS) + 4 * r)
-        start, stop = iload32(starts + 4 * r), iload32(starts + 4 * r + 4)
-        tile_tokens = max(div(ROWS, iload64(p + A.GROUP)), 1)
-        offset = tile * tile_tokens
-        tokens = min(tile_tokens, stop - start - offset)
-        position = seq - (stop - start) + offset
-        low, high, window = 0, seq, iload64(p + A.WINDOW)
-        if iload64(p + A.CAUSAL):
-            high = min(seq, position + tokens)
-        if window > 0:
-            low = max(position - window + 1, 0)
-        istore64(w + W.REQUEST, r)
-        istore64(w + W.KV_HEAD, kv_head)
-        istore64(w + W.FIRST_TOKEN, start + offset)
-        istore64(w + W.TOKENS, tokens)
-        istore64(w + W.POSITION, position)
-        istore64(w + W.LOW, low)
-        istore64(w + W.HIGH, high)
 
     @_jit
     def whole_tile(p, w):
@@ -227,79 +274,75 @@ def make_tiles(simd: Simd):
         finish(p, w)
 
     @_jit
-    def split_tile(p, w, r, kv_head, index, chunks, first_row):
+    def split_tile(p, w):
         """One chunk of a tile; whoever finishes the last one merges them all, in order."""
-        rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
+        rows, chunks = iload64(w + W.TOKENS) * iload64(p + A.GROUP), iload64(w + W.CHUNKS)
+        index, kv_head, heads = (
+            iload64(w + W.INDEX),
+            iload64(w + W.KV_HEAD),
+            iload64(p + A.NUM_KV_HEADS),
+        )
         bytes_per_row = 4 * iload64(w + W.PADDED_V)
         stride = rows * (bytes_per_row + 4 * lanes)
-        at = (
-            iload64(p + A.PARTIAL)
-            + first_row * (bytes_per_row + 4 * lanes)
-            + kv_head * chunks * stride
-        )
+        at = iload64(p + A.PARTIAL) + iload64(w + W.FIRST_ROW) * (bytes_per_row + 4 * lanes)
+        at += kv_head * chunks * stride
         mine = at + index * stride
         chunk(p, w, div(iload64(w + W.LOW), CHUNK) + index, mine, mine + rows * bytes_per_row)
-        requests = iload64(p + A.NUM_REQUESTS)
-        counters = iload64(p + A.PREFIX) + 16 * (requests + 1)
-        done = atomic_add(counters + 8 * (r * iload64(p + A.NUM_KV_HEADS) + kv_head), 1)
+        counters = iload64(p + A.PREFIX) + 16 * (iload64(p + A.NUM_REQUESTS) + 1)
+        done = atomic_add(counters + 8 * (iload64(w + W.REQUEST) * heads + kv_head), 1)
         if done == chunks - 1:
             clear_total(w, rows)
             for i in range(chunks):
                 merge(w, rows, at + i * stride, at + i * stride + rows * bytes_per_row)
             finish(p, w)
 
-    return set_tile, whole_tile, split_tile
+    return whole_tile, split_tile
 
 
-def make_attend(simd: Simd):
+def make_attend(simd: Simd) -> Callable:
     """attend(args): takes work items until there are none; runs on every thread."""
-    iload64, atomic_add, div = simd.iload64, simd.atomic_add, simd.div
-    set_up, pack_queries = make_set_up(simd), make_pack_queries(simd)
-    set_tile, whole_tile, split_tile = make_tiles(simd)
+    iload64, istore64, atomic_add, copy = simd.iload64, simd.istore64, simd.atomic_add, simd.copy
+    set_up, pack_queries, describe = make_set_up(simd), make_pack_queries(simd), make_describe(simd)
+    (locate, fetch), take_share = make_locate(simd), make_take_share(simd)
+    chunk = make_chunk(simd, make_block(simd, locate, fetch))
+    whole_tile, split_tile = make_tiles(simd, chunk)
 
     @_jit
-    def find_request(p, item):
-        """The request whose range of items holds `item` (empty requests have empty ranges)."""
-        prefix, low, high = iload64(p + A.PREFIX), 0, iload64(p + A.NUM_REQUESTS)
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if iload64(prefix + 8 * middle) <= item:
-                low = middle
+    def next_tile(p, w, item, stop):
+        """Moves on to `item`, the next tile, and says which is then: what it reads is asked for while
+        this one is at work.
+        """
+        copy(w + W.REQUEST, w + W.REQUEST + W.NEXT, W.TILE_BYTES)
+        if item + 1 < stop:
+            describe(p, w + W.NEXT, item + 1)
+        else:
+            istore64(w + W.NEXT + W.END, -1)
+        start = iload64(w + W.START)
+        if iload64(w + W.LOCATED) == 0 and start < iload64(w + W.END):
+            locate(p, w, w, start, iload64(w + W.TURN))
+            fetch(p, w, iload64(w + W.TURN), BLOCK)
+        istore64(w + W.LOCATED, 0)
+
+    @_jit
+    def run_items(p, w, first, stop):
+        describe(p, w + W.NEXT, first)
+        istore64(w + W.LOCATED, 0)
+        for item in range(first, stop):
+            next_tile(p, w, item, stop)
+            pack_queries(p, w)
+            if iload64(w + W.CHUNKS):
+                split_tile(p, w)
             else:
-                high = middle
-        return low
-
-    @_jit
-    def run_item(p, w, item):
-        r = find_request(p, item)
-        prefix, kv_heads, requests = (
-            iload64(p + A.PREFIX),
-            iload64(p + A.NUM_KV_HEADS),
-            iload64(p + A.NUM_REQUESTS),
-        )
-        first, stop = iload64(prefix + 8 * r), iload64(prefix + 8 * r + 8)
-        partial = prefix + 8 * (requests + 1) + 8 * r
-        first_row, stop_row = iload64(partial), iload64(partial + 8)
-        item, per_head = item - first, div(stop - first, kv_heads)
-        if stop_row > first_row:
-            kv_head = div(item, per_head)
-            set_tile(p, w, r, kv_head, 0)
-            pack_queries(p, w)
-            split_tile(p, w, r, kv_head, item - kv_head * per_head, per_head, first_row)
-        else:  # the last tile sees the most keys: longest work first
-            tile = div(item, kv_heads)
-            set_tile(p, w, r, item - tile * kv_heads, per_head - 1 - tile)
-            pack_queries(p, w)
-            whole_tile(p, w)
+                whole_tile(p, w)
 
     def attend(p):
         w = iload64(p + A.SCRATCH) + atomic_add(p + A.TICKET, 1) * iload64(p + A.THREAD_BYTES)
         set_up(p, w)
-        items = iload64(p + A.NUM_ITEMS)
-        item = atomic_add(p + A.NEXT_ITEM, 1)
-        while item < items:
-            run_item(p, w, item)
-            item = atomic_add(p + A.NEXT_ITEM, 1)
+        items, shares = iload64(p + A.NUM_ITEMS), iload64(p + A.SHARES)
+        first, stop = take_share(p + A.NEXT_ITEM, items, shares)
+        while first < stop:
+            run_items(p, w, first, stop)
+            first, stop = take_share(p + A.NEXT_ITEM, items, shares)
 
     return attend
 

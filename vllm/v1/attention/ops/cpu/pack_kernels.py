@@ -116,17 +116,17 @@ def make_pack_queries(simd: Simd):
 
 
 def make_locate(simd: Simd):
-    """locate(p, w, first): addresses of a block's rows; fetch(p, w, at, count): asks for some of
-    them; fetch_first(p, w, first): both, for a whole block.
+    """locate(p, w, t, first, half): addresses of the rows of tile t's block; fetch(p, w, at, count):
+    asks for some of them.
     """
     iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
     itemsize, prefetch = simd.itemsize, simd.prefetch
 
     @_jit
-    def locate_page(p, w, k_out, v_out, first, column, slot, stop):
+    def locate_page(p, t, k_out, v_out, first, column, slot, stop):
         """Row addresses of keys [first, stop) that lie in one page, from its slot `slot` on."""
-        table = iload64(p + A.BLOCK_TABLE) + iload64(w + W.REQUEST) * iload64(p + A.TABLE_STRIDE)
-        block, head = iload32(table + 4 * column), iload64(w + W.KV_HEAD)
+        table = iload64(p + A.BLOCK_TABLE) + iload64(t + W.REQUEST) * iload64(p + A.TABLE_STRIDE)
+        block, head = iload32(table + 4 * column), iload64(t + W.KV_HEAD)
         k_token, v_token = iload64(p + A.K_TOKEN), iload64(p + A.V_TOKEN)
         k = (
             iload64(p + A.K)
@@ -145,14 +145,13 @@ def make_locate(simd: Simd):
             istore64(v_out + 8 * j, v + j * v_token)
 
     @_jit
-    def locate(p, w, first):
-        """Row addresses of the BLOCK keys from `first`, in this turn's half of the table; zeros
-        outside [LOW, HIGH).
+    def locate(p, w, t, first, half):
+        """Row addresses of the BLOCK keys from `first`, in the half of the tables at byte `half`;
+        zeros outside [LOW, HIGH).
         """
         zeros, size = iload64(w + W.ZEROS), iload64(p + A.TOKENS_PER_BLOCK)
-        half = 8 * (first & BLOCK)
         k_rows, v_rows = iload64(w + W.K_ROWS) + half, iload64(w + W.V_ROWS) + half
-        start, stop = max(iload64(w + W.LOW), first), min(iload64(w + W.HIGH), first + BLOCK)
+        start, stop = max(iload64(t + W.LOW), first), min(iload64(t + W.HIGH), first + BLOCK)
         if stop - start < BLOCK:
             for j in range(BLOCK):
                 istore64(k_rows + 8 * j, zeros)
@@ -162,7 +161,7 @@ def make_locate(simd: Simd):
             slot = start - column * size
             end = min(stop, start - slot + size)
             at = 8 * (start - first)
-            locate_page(p, w, k_rows + at, v_rows + at, start, column, slot, end)
+            locate_page(p, t, k_rows + at, v_rows + at, start, column, slot, end)
             start = end
 
     @_jit
@@ -182,17 +181,14 @@ def make_locate(simd: Simd):
             for offset in range(0, row_bytes, 64):
                 prefetch(v + offset)
 
-    @_jit
-    def fetch_first(p, w, first):
-        """Locates a chunk's first block and asks for all of it at once."""
-        locate(p, w, first)
-        fetch(p, w, 8 * (first & BLOCK), BLOCK)
-
-    return locate, fetch, fetch_first
+    return locate, fetch
 
 
-def make_pack_block(simd: Simd):
-    """pack_block(p, w, first, count): K transposed and V copied into the tiles' layout."""
+def make_pack_rows(simd: Simd):
+    """pack_keys(p, w, half, j): `lanes` keys of a block from its j-th, transposed; pack_values(p, w,
+    half, count): its values copied; both into the tiles' layout, by the addresses in `half` of the
+    tables.
+    """
     iload64, div, pairs, lanes, itemsize = (
         simd.iload64,
         simd.div,
@@ -201,7 +197,6 @@ def make_pack_block(simd: Simd):
         simd.itemsize,
     )
     load, load_tail, fstore = simd.load, simd.load_tail, simd.fstore
-    locate, fetch, _ = make_locate(simd)
     word_bytes = 4 if simd.dtype == "bfloat16" else itemsize
     square, square_tail = make_pack_keys(simd, False), make_pack_keys(simd, True)
     pair, pair_tail = make_pack_value_pair(simd, False), make_pack_value_pair(simd, True)
@@ -209,30 +204,24 @@ def make_pack_block(simd: Simd):
     out_rows = lanes * (2 if elements_per_word == 2 and not pairs else 1)
 
     @_jit
-    def pack_keys(p, w, here, there, count):
-        k_rows, out, words = (
-            iload64(w + W.K_ROWS),
-            iload64(w + W.K),
-            div(iload64(p + A.HEAD_SIZE), elements_per_word),
-        )
+    def pack_keys(p, w, half, j):
+        rows, column = iload64(w + W.K_ROWS) + half + 8 * j, iload64(w + W.K) + 4 * j
+        words = div(iload64(p + A.HEAD_SIZE), elements_per_word)
         full = div(words, lanes) * lanes
-        for j in range(0, count, lanes):
-            fetch(p, w, there + 8 * j, lanes)
-            rows, column = k_rows + here + 8 * j, out + 4 * j
-            for d in range(0, full, lanes):
-                square(rows, d * word_bytes, column, 4 * BLOCK, 0)
-                column += 4 * BLOCK * out_rows
-            if full < words:
-                square_tail(rows, full * word_bytes, column, 4 * BLOCK, words - full)
+        for d in range(0, full, lanes):
+            square(rows, d * word_bytes, column, 4 * BLOCK, 0)
+            column += 4 * BLOCK * out_rows
+        if full < words:
+            square_tail(rows, full * word_bytes, column, 4 * BLOCK, words - full)
 
     @_jit
-    def pack_values(p, w, here, count):
-        v_rows, out, head_size = iload64(w + W.V_ROWS), iload64(w + W.V), iload64(p + A.HEAD_SIZE)
+    def pack_values(p, w, half, count):
+        v_rows, out, head_size = iload64(w + W.V_ROWS) + half, iload64(w + W.V), iload64(p + A.HEAD_SIZE)
         out_stride, full = 4 * iload64(w + W.PADDED_V), div(head_size, lanes) * lanes
         for j in range(0, count, rows_per_step):
-            row = iload64(v_rows + here + 8 * j)
+            row = iload64(v_rows + 8 * j)
             if pairs:
-                row1 = iload64(v_rows + here + 8 * j + 8)
+                row1 = iload64(v_rows + 8 * j + 8)
                 for d in range(0, full, lanes):
                     pair(row + 2 * d, row1 + 2 * d, out + 4 * d, 0)
                 if full < head_size:
@@ -244,12 +233,4 @@ def make_pack_block(simd: Simd):
                     fstore(out + 4 * full, load_tail(row + itemsize * full, head_size - full))
             out += out_stride
 
-    @_jit
-    def pack_block(p, w, first, count):
-        """Packs a block that was located before, and asks for the next one while it does."""
-        locate(p, w, first + BLOCK)
-        here, there = 8 * (first & BLOCK), 8 * ((first + BLOCK) & BLOCK)
-        pack_keys(p, w, here, there, count)
-        pack_values(p, w, here, count)
-
-    return pack_block
+    return pack_keys, pack_values

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thread's record in the attention kernel, byte offsets of int64 words: where its scratch is,
-which tile it works on.
+which tile it works on, and which comes then.
 """
 
 from __future__ import annotations
 
 ZEROS, K_ROWS, V_ROWS, Q, K, V, S, P, ACC, TOTAL, STATE, TOTAL_STATE = range(0, 96, 8)
 PADDED_K, PADDED_V = range(96, 112, 8)
-REQUEST, KV_HEAD, FIRST_TOKEN, TOKENS, POSITION, LOW, HIGH = range(112, 168, 8)
-COUNT = 21
+TURN = 112  # byte offset of the half of K_ROWS and V_ROWS that holds the block at work
+LOCATED = 120  # whether the other tile's first block is in them already
+# A tile: its rows, the keys that any of them sees, [LOW, HIGH), the blocks of keys at work,
+# [START, END); of a chunk of a split tile its number among CHUNKS, else CHUNKS is 0.
+REQUEST, KV_HEAD, FIRST_TOKEN, TOKENS, POSITION, LOW, HIGH, START, END = range(128, 200, 8)
+INDEX, CHUNKS, FIRST_ROW = range(200, 224, 8)
+TILE_BYTES = 96
+NEXT = TILE_BYTES  # from a tile's word to the next tile's
+COUNT = 128 // 8 + 2 * TILE_BYTES // 8
