@@ -53,7 +53,12 @@ class SizedGraph(ABC):
     @abstractmethod
     def replay(self, num_tokens: int | None = None, num_reqs: int | None = None) -> torch.Tensor:
         """The recorded work for so many tokens and requests, by default all. What it returns holds
-        until a graph is replayed again."""
+        until this graph is replayed again."""
+
+    @property
+    @abstractmethod
+    def output(self) -> torch.Tensor:
+        """What `run` returned: replays write its first rows."""
 
 
 class TorchCUDAGraph(StaticGraph):

@@ -90,14 +90,6 @@ class _Arena:
         weakref.finalize(lent, free.append, block).atexit = False
         return torch.from_numpy(lent)[:nbytes].view(dtype).view(shape)
 
-    @staticmethod
-    def outlived(tensor: torch.Tensor) -> torch.Tensor:
-        """The same memory, which another tensor may get as soon as `tensor` is gone."""
-        # Rows may have gaps, as where padding was cut off.
-        size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-        raw = (ctypes.c_char * (size * tensor.itemsize)).from_address(tensor.data_ptr())
-        return torch.frombuffer(raw, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
 
 def _aligned(nbytes: int) -> np.ndarray:
     raw = np.zeros(nbytes + _ALIGNMENT, dtype=np.uint8)
@@ -212,9 +204,8 @@ class KernelProgram(SizedGraph):
             output = run()
         if not recorder.entries:
             raise RuntimeError("nothing was launched")
-        # It holds until the next replay, of whichever program: so these share its memory.
-        self._output = _arena.outlived(output)
-        self._kept, self._num_tokens = recorder.kept, num_tokens
+        self._output = self._rows = output
+        self._kept = recorder.kept
         self._names = [kernel.name for kernel, *_ in recorder.entries]
         self._records = _Records([args for _, args, *_ in recorder.entries], num_tokens, num_reqs)
         self._record, self._entries = _program_record(recorder, self._records.addresses)
@@ -228,8 +219,13 @@ class KernelProgram(SizedGraph):
         if num_tokens is not None:
             self._records.resize(num_tokens, num_reqs)
         self._run(self._args_address)
-        whole = num_tokens in (None, self._num_tokens)
-        return self._output if whole else self._output[:num_tokens]
+        if num_tokens != len(self._rows):
+            self._rows = self._output[:num_tokens]
+        return self._rows
+
+    @property
+    def output(self) -> torch.Tensor:
+        return self._output
 
     def cycles(self) -> list[tuple[str, int]]:
         """(kernel, ticks of the time stamp counter) of each entry in the last replay."""

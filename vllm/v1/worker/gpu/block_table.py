@@ -46,7 +46,8 @@ class BlockTable:
         array `out`; returns it as (len(rows), width)."""
         width = min(cdiv(max_seq_len, self.kernel_block_size), self.max_num_blocks)
         gathered = out[: len(rows) * width].reshape(len(rows), width)
-        np.take(self.table[:, :width], rows, axis=0, out=gathered)
+        # With another mode numpy would copy once more.
+        np.take(self.table[:, :width], rows, axis=0, out=gathered, mode="clip")
         return gathered
 
     def slots(self, token_rows: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
@@ -55,11 +56,10 @@ class BlockTable:
         token_rows: (num_tokens,) row of each token's request; positions: (num_tokens,).
         """
         block_index, place = np.divmod(positions, self.kernel_block_size)
-        np.add(
-            self.table[token_rows, block_index].astype(np.int64) * self.kernel_block_size,
-            place,
-            out=out[: len(positions)],
-        )
+        slots = out[: len(positions)]
+        slots[:] = self.table[token_rows, block_index]
+        slots *= self.kernel_block_size
+        slots += place
 
 
 class BlockTables:

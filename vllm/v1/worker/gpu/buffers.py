@@ -46,6 +46,8 @@ class PackedBuffer:
         self._sent = None if self._same_memory else current_platform.Event()
         self.host: dict[str, np.ndarray] = {}
         self._device_fields: dict[str, torch.Tensor] = {}
+        # By field: the shape that was last asked for, and what was given.
+        self._device_views: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
         for item in fields:
             begin = offsets[item.name]
             end = begin + item.size * np.dtype(item.dtype).itemsize
@@ -65,6 +67,11 @@ class PackedBuffer:
             self._device.copy_(self._host, non_blocking=True)
             self._sent.record()
 
-    def device(self, name: str, size: int) -> torch.Tensor:
-        """The first `size` elements of a field, on the device."""
-        return self._device_fields[name][:size]
+    def device(self, name: str, *shape: int) -> torch.Tensor:
+        """The first elements of a field, on the device. The same tensor as long as the shape stays:
+        to make one costs more than what a step of one request has to write."""
+        last_shape, view = self._device_views.get(name, (None, None))
+        if shape != last_shape:
+            view = self._device_fields[name][: math.prod(shape)].view(shape)
+            self._device_views[name] = shape, view
+        return view

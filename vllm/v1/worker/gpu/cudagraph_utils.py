@@ -32,7 +32,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.block_table import BlockTables
-from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
 from vllm.v1.worker.gpu.kv_connector import NoKVConnector
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.utils import AttentionGroup
@@ -121,6 +121,7 @@ class StaticInputs:
             query_start_loc=self.query_start_loc[: size + 1],
             query_start_loc_cpu=torch.from_numpy(starts),
             seq_lens=self.seq_lens[:size],
+            logits_indices=self.query_start_loc[:size],
             block_tables=[blocks[:size] for blocks in self.blocks],
             slot_mappings=[slots[:size] for slots in self.slots],
             encoded=[],
@@ -138,14 +139,16 @@ class CudaGraphManager:
         model_state: ModelState,
         kv_cache_config: KVCacheConfig,
         attn_groups: list[list[AttentionGroup]],
-        block_tables: BlockTables,
+        batch_builder: InputBatchBuilder,
     ) -> None:
         self._model_state = model_state
         self._vllm_config = model_state.vllm_config
         self._kv_cache_config = kv_cache_config
         self._attn_groups = attn_groups
         self._sizes = self._vllm_config.compilation_config.cudagraph_capture_sizes
-        self.inputs = StaticInputs(self._sizes[-1], block_tables, model_state.device)
+        self.inputs = StaticInputs(
+            self._sizes[-1], batch_builder.block_tables, model_state.device
+        )
         self._graph_cls = _graph_class()
         self._graphs: dict[int, StaticGraph] = {}
 
@@ -192,10 +195,11 @@ class CudaGraphManager:
         until the next replay."""
         return self._replay(batch)
 
-    def compute_logits(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """The model's logits (n, vocab) after the rows `places` (n,) of hidden_states (num_tokens,
-        hidden). They hold until the next replay."""
-        return self._model_state.model.compute_logits(hidden_states.index_select(0, places))
+    def compute_logits(self, hidden_states: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+        """The model's logits (n, vocab) after the tokens of `batch` that are sampled after, from all
+        its hidden_states (num_tokens, hidden). They hold until the next replay."""
+        rows = hidden_states.index_select(0, batch.logits_indices)
+        return self._model_state.model.compute_logits(rows)
 
     def _replay(self, batch: InputBatch) -> torch.Tensor:
         size = self._sizes[bisect_left(self._sizes, batch.num_reqs)]
@@ -207,13 +211,13 @@ def make_graph_manager(
     model_state: ModelState,
     kv_cache_config: KVCacheConfig,
     attn_groups: list[list[AttentionGroup]],
-    block_tables: BlockTables,
+    batch_builder: InputBatchBuilder,
 ) -> CudaGraphManager:
     """The manager of the platform's kind of graphs."""
     from vllm.v1.worker.gpu.sized_graphs import SizedGraphManager
 
     graph_cls = _graph_class()
-    arguments = model_state, kv_cache_config, attn_groups, block_tables
+    arguments = model_state, kv_cache_config, attn_groups, batch_builder
     if issubclass(graph_cls, SizedGraph):
         return SizedGraphManager(graph_cls, *arguments)
     return CudaGraphManager(*arguments)

@@ -28,6 +28,7 @@ class InputBatch:
         encoded: those of `req_ids` whose encoder inputs are encoded in this step, in their order
         encoder_seq_lens_np: (num_reqs,) int32, tokens of each request's encoder output
     On the device:
+        logits_indices: (len(sampling),) int32, tokens of the batch that those are sampled after
         input_ids (num_tokens,) int32, positions (num_tokens,) int64, query_start_loc
         (num_reqs + 1,) int32, seq_lens (num_reqs,) int32; for each KV cache group a block table
         (num_reqs, max_blocks) int32 and slots (num_tokens,) int64, in groups of cross-attention
@@ -47,6 +48,7 @@ class InputBatch:
     query_start_loc: torch.Tensor
     query_start_loc_cpu: torch.Tensor
     seq_lens: torch.Tensor
+    logits_indices: torch.Tensor
     block_tables: list[torch.Tensor]
     slot_mappings: list[torch.Tensor]
     encoded: list[str]
@@ -57,11 +59,6 @@ class InputBatch:
     def num_reqs(self) -> int:
         """Requests in the batch."""
         return len(self.req_ids)
-
-    @property
-    def logits_indices(self) -> np.ndarray:
-        """Which tokens of the batch the `sampling` requests are sampled after."""
-        return self.query_start_loc_np[1:][self.sampling] - 1
 
 
 class _Kept(NamedTuple):
@@ -94,13 +91,15 @@ class InputBatchBuilder:
             Field("query_start_loc", "int32", max_num_reqs + 1),
             Field("seq_lens", "int32", max_num_reqs),
             Field("encoder_seq_lens", "int32", max_num_reqs),
+            Field("logits_indices", "int32", max_num_reqs),
         ]
         for group, table in enumerate(block_tables.tables):
             num_slots = max_num_encoder_tokens if table.holds_encoder else max_num_tokens
             fields.append(Field(f"slots_{group}", "int64", num_slots))
             fields.append(Field(f"blocks_{group}", "int32", max_num_reqs * table.max_num_blocks))
         self._buffer = PackedBuffer(fields, device, pin_memory)
-        self._block_tables = block_tables
+        self._starts_cpu = torch.from_numpy(self._buffer.host["query_start_loc"])
+        self.block_tables = block_tables
         self._has_encoder = any(table.holds_encoder for table in block_tables.tables)
 
     def build(self, scheduler_output: SchedulerOutput, states: RequestState) -> InputBatch:
@@ -109,8 +108,8 @@ class InputBatchBuilder:
         req_ids = sorted(counts, key=counts.__getitem__)
         num_reqs, num_tokens = len(req_ids), scheduler_output.total_num_scheduled_tokens
         index_of = states.req_id_to_index
-        rows = np.fromiter((index_of[req_id] for req_id in req_ids), np.int32, num_reqs)
-        scheduled = np.fromiter((counts[req_id] for req_id in req_ids), np.int32, num_reqs)
+        rows = np.array([index_of[req_id] for req_id in req_ids], np.int32)
+        scheduled = np.array([counts[req_id] for req_id in req_ids], np.int32)
         computed = states.num_computed_tokens[rows]
 
         self._buffer.begin_step()
@@ -119,18 +118,25 @@ class InputBatchBuilder:
         starts[0] = 0
         np.cumsum(scheduled, out=starts[1 : num_reqs + 1])
         seq_lens = np.add(computed, scheduled, out=host["seq_lens"][:num_reqs])
-        encoder_lens = np.take(states.encoder_len, rows, out=host["encoder_seq_lens"][:num_reqs])
-        token_rows = np.repeat(rows, scheduled)
+        encoder_lens = host["encoder_seq_lens"][:num_reqs]
+        if self._has_encoder:
+            encoder_lens[:] = states.encoder_len[rows]
         positions = host["positions"][:num_tokens]
-        positions[:] = _count_up(scheduled) + np.repeat(computed, scheduled)
+        if num_tokens == num_reqs:
+            token_rows, positions[:] = rows, computed
+        else:
+            token_rows = np.repeat(rows, scheduled)
+            positions[:] = _count_up(scheduled) + np.repeat(computed, scheduled)
         host["input_ids"][:num_tokens] = states.all_token_ids[token_rows, positions]
+        sampling = np.flatnonzero(seq_lens == states.total_len[rows])
+        np.subtract(starts[1:][sampling], 1, out=host["logits_indices"][: len(sampling)])
 
         encoded = [r for r in req_ids if r in scheduler_output.scheduled_encoder_inputs]
         own = _Kept(token_rows, positions, int(seq_lens.max()))
         encoders = _encoder_tokens(encoded, encoder_lens, states) if self._has_encoder else own
         sizes = [
             self._write_group(group, rows, encoders if table.holds_encoder else own)
-            for group, table in enumerate(self._block_tables.tables)
+            for group, table in enumerate(self.block_tables.tables)
         ]
         self._buffer.copy_to_device()
 
@@ -142,15 +148,16 @@ class InputBatchBuilder:
             num_computed_tokens=computed,
             query_start_loc_np=starts[: num_reqs + 1],
             seq_lens_np=seq_lens,
-            sampling=np.flatnonzero(seq_lens == states.total_len[rows]),
+            sampling=sampling,
             num_tokens=num_tokens,
             input_ids=device("input_ids", num_tokens),
             positions=device("positions", num_tokens),
             query_start_loc=device("query_start_loc", num_reqs + 1),
-            query_start_loc_cpu=torch.from_numpy(starts[: num_reqs + 1]),
+            query_start_loc_cpu=self._starts_cpu[: num_reqs + 1],
             seq_lens=device("seq_lens", num_reqs),
+            logits_indices=device("logits_indices", len(sampling)),
             block_tables=[
-                device(f"blocks_{group}", num_reqs * width).view(num_reqs, width)
+                device(f"blocks_{group}", num_reqs, width)
                 for group, (_, width) in enumerate(sizes)
             ],
             slot_mappings=[
@@ -161,9 +168,42 @@ class InputBatchBuilder:
             encoder_seq_lens=device("encoder_seq_lens", num_reqs),
         )
 
+    def in_place(
+        self, num_tokens: int, num_reqs: int, block_tables: list[torch.Tensor]
+    ) -> InputBatch:
+        """A batch of so many tokens and requests where every batch is written; only block tables are
+        given. Its numbers on the host are nobody's."""
+        ones, nothing = np.ones(num_reqs, np.int32), np.zeros(num_reqs, np.int32)
+        starts, device = np.arange(num_reqs + 1, dtype=np.int32), self._buffer.device
+        return InputBatch(
+            req_ids=[""] * num_reqs,
+            rows=nothing,
+            num_scheduled_tokens=ones,
+            num_computed_tokens=nothing,
+            query_start_loc_np=starts,
+            seq_lens_np=ones,
+            sampling=nothing,
+            num_tokens=num_tokens,
+            input_ids=device("input_ids", num_tokens),
+            positions=device("positions", num_tokens),
+            query_start_loc=device("query_start_loc", num_reqs + 1),
+            query_start_loc_cpu=torch.from_numpy(starts),
+            seq_lens=device("seq_lens", num_reqs),
+            logits_indices=device("logits_indices", num_reqs),
+            block_tables=block_tables,
+            # None of an encoder: what is encoded is written by other steps.
+            slot_mappings=[
+                device(f"slots_{group}", 0 if table.holds_encoder else num_tokens)
+                for group, table in enumerate(self.block_tables.tables)
+            ],
+            encoded=[],
+            encoder_seq_lens_np=nothing,
+            encoder_seq_lens=device("encoder_seq_lens", num_reqs),
+        )
+
     def _write_group(self, group: int, rows: np.ndarray, kept: _Kept) -> tuple[int, int]:
         """Writes a group's slots and block table; returns the number of slots, and the width."""
-        table, host = self._block_tables.tables[group], self._buffer.host
+        table, host = self.block_tables.tables[group], self._buffer.host
         table.slots(kept.rows, kept.positions, host[f"slots_{group}"])
         gathered = table.gather(rows, kept.max_seq_len, host[f"blocks_{group}"])
         return len(kept.positions), gathered.shape[1]

@@ -2,10 +2,8 @@
 """Logits from one recording, beside that of the forward pass: threads that run recordings are awake
 then, and none waits for one that the system does not let run.
 
-    hidden states (40, hidden) | rows that are sampled after
-                               v gathered to the head of
-    static rows                | as many as were recorded, what lies behind is not read
-                               v read by
+    what a forward graph writes: hidden states (40, hidden)
+                               v rows that are sampled after
     graph                      -> logits (3, vocab)
 """
 
@@ -14,11 +12,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vllm.model_executor.layers.vocab_parallel_embedding import EmbeddingLookup
 from vllm.platforms.static_graph import SizedGraph
 
 
 class LogitsGraph:
-    """`model`'s logits after up to `max_num_rows` rows of hidden states (hidden_size,).
+    """`model`'s logits after up to `max_num_rows` rows of `hidden_states` (num_tokens, hidden), which
+    stay in place.
 
     Raises:
         RuntimeError: its `compute_logits` cannot be recorded.
@@ -28,20 +28,21 @@ class LogitsGraph:
         self,
         graph_cls: type[SizedGraph],
         model: nn.Module,
+        hidden_states: torch.Tensor,
         max_num_rows: int,
-        hidden_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         self.max_num_rows = max_num_rows
-        self._rows = torch.zeros(max_num_rows, hidden_size, dtype=dtype, device=device)
+        self._places = torch.zeros(max_num_rows, dtype=torch.int32, device=hidden_states.device)
+        lookup = EmbeddingLookup()
         self._graph = graph_cls(
-            lambda: model.compute_logits(self._rows), max_num_rows, max_num_rows
+            lambda: model.compute_logits(lookup(self._places, hidden_states)),
+            max_num_rows,
+            max_num_rows,
         )
 
-    def replay(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocab) after the rows `places` (n,) of hidden_states (num_tokens, hidden), n at
-        most `max_num_rows`. They hold until a graph is replayed again."""
+    def replay(self, places: torch.Tensor) -> torch.Tensor:
+        """Logits (n, vocab) after the rows `places` (n,) int32, n at most `max_num_rows`. They hold
+        until the next call."""
         num_rows = len(places)
-        torch.index_select(hidden_states, 0, places, out=self._rows[:num_rows])
+        self._places[:num_rows].copy_(places)
         return self._graph.replay(num_rows, num_rows)

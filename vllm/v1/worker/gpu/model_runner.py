@@ -74,7 +74,7 @@ class GPUModelRunner:
         self._pending: ExecuteModelState | None = None
         self._failures: dict[str, RequestFailure] = {}
         self._forward: Callable[[InputBatch, SchedulerOutput], torch.Tensor] = self._run_eagerly
-        self._logits: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self._compute_logits
+        self._logits: Callable[[torch.Tensor, InputBatch], torch.Tensor] = self._compute_logits
 
     # Start
 
@@ -170,7 +170,7 @@ class GPUModelRunner:
             report_no_graphs(self.vllm_config, reasons)
             return 0
         self.graphs = make_graph_manager(
-            self.model_state, self.kv_cache_config, self.attn_groups, self.block_tables
+            self.model_state, self.kv_cache_config, self.attn_groups, self.batch_builder
         )
         num_bytes = self.graphs.capture()
         self._forward, self._logits = self._replay_or_run, self.graphs.compute_logits
@@ -256,8 +256,7 @@ class GPUModelRunner:
         self, batch: InputBatch, hidden_states: torch.Tensor, sampled: list[list[int]]
     ) -> LogprobsLists | None:
         """Fills `sampled` for the requests that get a token; returns their logprobs."""
-        places = torch.from_numpy(batch.logits_indices).to(self.device)
-        logits = self._logits(hidden_states, places)
+        logits = self._logits(hidden_states, batch)
         rows = batch.rows[batch.sampling]
         output = self.sampler(logits, rows, self.states)
         token_ids = output.sampled_token_ids.cpu().numpy()[:, 0]
@@ -274,8 +273,8 @@ class GPUModelRunner:
         first_row[batch.sampling + 1] = 1
         return output.logprobs_tensors.tolists(np.cumsum(first_row)[:-1].tolist())
 
-    def _compute_logits(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        return self.model.compute_logits(hidden_states.index_select(0, places))
+    def _compute_logits(self, hidden_states: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+        return self.model.compute_logits(hidden_states.index_select(0, batch.logits_indices))
 
     # States
 

@@ -3,7 +3,7 @@
 and both together, without Python in the forward pass and without padding.
 
     batch: 3 requests, 40 tokens | input_ids, positions, slots: 40 | query starts: 4 | lengths, tables: 3
-                                 v copied to the head of
+                                 v written to the head of
     static inputs                | as many as were recorded, what lies behind is not read
                                  v read by
     graph                        -> hidden states (40, hidden)
@@ -12,8 +12,8 @@ and both together, without Python in the forward pass and without padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 
 from vllm.config import VllmConfig
@@ -22,9 +22,8 @@ from vllm.logger import init_logger
 from vllm.platforms.static_graph import SizedGraph
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
-from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, report_no_graphs
-from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBatchBuilder
 from vllm.v1.worker.gpu.logits_graph import LogitsGraph
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.utils import AttentionGroup
@@ -63,58 +62,24 @@ def _record_largest(
 
 
 class SizedInputs:
-    """Inputs in place, for batches of up to `max_num_tokens` tokens of up to `max_num_reqs` requests;
-    shapes and dtypes as in `InputBatch`."""
+    """Inputs in place, for batches of up to `max_num_tokens` tokens of up to `max_num_reqs` requests:
+    where `builder` writes them. Only block tables are copied: their rows are as wide there as a step
+    needs, and here as any can be."""
 
-    def __init__(
-        self, max_num_tokens: int, max_num_reqs: int, block_tables: BlockTables, device: torch.device
-    ) -> None:
-        ints, longs = dict(dtype=torch.int32, device=device), dict(dtype=torch.int64, device=device)
-        self.input_ids = torch.zeros(max_num_tokens, **ints)
-        self.positions = torch.zeros(max_num_tokens, **longs)
-        self.query_start_loc = torch.zeros(max_num_reqs + 1, **ints)
-        self.seq_lens = torch.zeros(max_num_reqs, **ints)
-        self.encoder_seq_lens = torch.zeros(max_num_reqs, **ints)
-        tables = block_tables.tables
-        self.slots = [torch.full((max_num_tokens,), -1, **longs) for _ in tables]
+    def __init__(self, max_num_tokens: int, max_num_reqs: int, builder: InputBatchBuilder) -> None:
+        example = builder.in_place(max_num_tokens, max_num_reqs, [])
+        ints = dict(dtype=torch.int32, device=example.seq_lens.device)
+        tables = builder.block_tables.tables
         self.blocks = [torch.zeros(max_num_reqs, table.max_num_blocks, **ints) for table in tables]
+        self._whole = replace(example, block_tables=self.blocks)
 
     def copy_in(self, batch: InputBatch) -> None:
-        tokens, reqs = batch.num_tokens, batch.num_reqs
-        self.input_ids[:tokens].copy_(batch.input_ids)
-        self.positions[:tokens].copy_(batch.positions)
-        self.query_start_loc[: reqs + 1].copy_(batch.query_start_loc)
-        self.seq_lens[:reqs].copy_(batch.seq_lens)
-        self.encoder_seq_lens[:reqs].copy_(batch.encoder_seq_lens)
-        for group, (slots, blocks) in enumerate(zip(batch.slot_mappings, batch.block_tables)):
-            self.slots[group][: len(slots)].copy_(slots)  # none of an encoder
-            self.blocks[group][:reqs, : blocks.shape[1]].copy_(blocks)
+        for static, blocks in zip(self.blocks, batch.block_tables):
+            static[: blocks.shape[0], : blocks.shape[1]].copy_(blocks)
 
     def batch(self) -> InputBatch:
         """All of it as a batch, whose numbers on the host are nobody's."""
-        num_tokens, num_reqs = len(self.input_ids), len(self.seq_lens)
-        ones, nothing = np.ones(num_reqs, np.int32), np.zeros(num_reqs, np.int32)
-        starts = np.arange(num_reqs + 1, dtype=np.int32)
-        return InputBatch(
-            req_ids=[""] * num_reqs,
-            rows=nothing,
-            num_scheduled_tokens=ones,
-            num_computed_tokens=nothing,
-            query_start_loc_np=starts,
-            seq_lens_np=ones,
-            sampling=nothing,
-            num_tokens=num_tokens,
-            input_ids=self.input_ids,
-            positions=self.positions,
-            query_start_loc=self.query_start_loc,
-            query_start_loc_cpu=torch.from_numpy(starts),
-            seq_lens=self.seq_lens,
-            block_tables=self.blocks,
-            slot_mappings=self.slots,
-            encoded=[],
-            encoder_seq_lens_np=nothing,
-            encoder_seq_lens=self.encoder_seq_lens,
-        )
+        return self._whole
 
 
 class SizedGraphManager(CudaGraphManager):
@@ -126,13 +91,13 @@ class SizedGraphManager(CudaGraphManager):
         model_state: ModelState,
         kv_cache_config: KVCacheConfig,
         attn_groups: list[list[AttentionGroup]],
-        block_tables: BlockTables,
+        batch_builder: InputBatchBuilder,
     ) -> None:
         self._graph_cls = graph_cls
         self._model_state = model_state
         self._kv_cache_config = kv_cache_config
         self._attn_groups = attn_groups
-        self._block_tables = block_tables
+        self._batch_builder = batch_builder
         self._graph: SizedGraph | None = None
         self._logits: LogitsGraph | None = None
         self.max_num_tokens = self.max_num_reqs = 0
@@ -165,19 +130,15 @@ class SizedGraphManager(CudaGraphManager):
         return self._config.compilation_config.cudagraph_capture_sizes[-1]
 
     def _record(self, num_tokens: int, num_reqs: int) -> None:
-        inputs = SizedInputs(num_tokens, num_reqs, self._block_tables, self._model_state.device)
+        inputs = SizedInputs(num_tokens, num_reqs, self._batch_builder)
         batch = inputs.batch()
         metadata = self._model_state.prepare_attn(batch, self._attn_groups)
         slots = build_slot_mappings_by_layer(batch.slot_mappings, self._kv_cache_config)
         arguments = self._model_state.prepare_inputs(batch)
-
-        def run() -> torch.Tensor:
-            hidden_states = self._model_state.model(**arguments)
-            self._row_size, self._row_dtype = hidden_states.shape[-1], hidden_states.dtype
-            return hidden_states
-
         with set_forward_context(metadata, self._config, num_tokens, slots):
-            graph = self._graph_cls(run, num_tokens, num_reqs)
+            graph = self._graph_cls(
+                lambda: self._model_state.model(**arguments), num_tokens, num_reqs
+            )
         self.inputs, self._graph, self._logits = inputs, graph, None
         # The graph has their addresses; the model may be given others.
         model = self._model_state.model
@@ -185,15 +146,19 @@ class SizedGraphManager(CudaGraphManager):
         self.max_num_tokens, self.max_num_reqs = num_tokens, num_reqs
 
     def _record_logits(self, num_rows: int) -> None:
-        state = self._model_state
         self._logits = LogitsGraph(
-            self._graph_cls, state.model, num_rows, self._row_size, self._row_dtype, state.device
+            self._graph_cls, self._model_state.model, self._graph.output, num_rows
         )
 
-    def compute_logits(self, hidden_states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        if self._logits is None or len(places) > self._logits.max_num_rows:
-            return super().compute_logits(hidden_states, places)
-        return self._logits.replay(hidden_states, places)
+    def compute_logits(self, hidden_states: torch.Tensor, batch: InputBatch) -> torch.Tensor:
+        logits, places = self._logits, batch.logits_indices
+        if logits is None or len(places) > logits.max_num_rows or not self._wrote(hidden_states):
+            return super().compute_logits(hidden_states, batch)
+        return logits.replay(places)
+
+    def _wrote(self, hidden_states: torch.Tensor) -> bool:
+        """Whether they are the graph's."""
+        return hidden_states.data_ptr() == self._graph.output.data_ptr()
 
     def has_graph_for(self, batch: InputBatch) -> bool:
         """Whether `batch` has no more tokens and requests than were recorded, and encodes nothing."""
@@ -202,5 +167,4 @@ class SizedGraphManager(CudaGraphManager):
 
     def _replay(self, batch: InputBatch) -> torch.Tensor:
         self.inputs.copy_in(batch)
-        # Graphs share memory, and another engine's may run before these are sampled from.
-        return self._graph.replay(batch.num_tokens, batch.num_reqs).clone()
+        return self._graph.replay(batch.num_tokens, batch.num_reqs)
