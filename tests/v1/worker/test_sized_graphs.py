@@ -40,7 +40,9 @@ def recorded(refuses, max_num_batched_tokens: int = 2048) -> list[int]:
 @pytest.mark.parametrize(
     ("refuses", "most", "expected"),
     [
-        (lambda tokens: False, 2048, [1021]),
+        (lambda tokens: False, 2048, [1021, 2048]),
+        (lambda tokens: False, 100_000, [1021, 4093]),
+        (lambda tokens: False, 1021, [1021]),
         (lambda tokens: False, 512, [509]),
         (lambda tokens: tokens > 8, 2048, [7, 8]),
         (lambda tokens: tokens % 8, 2048, []),

@@ -30,12 +30,20 @@ from vllm.v1.worker.utils import AttentionGroup
 
 logger = init_logger(__name__)
 
-# Tokens that are tried, the most first. In steps of more Python's part is small. Small numbers: where
-# only products of few rows can be recorded. Primes: a kernel whose rows are not tokens is noticed; 2 and
-# 3 divide too much. A graph for one token is used for nothing else.
+# Tokens that are tried, the most first, behind as many as a step has, or `_MOST_TOKENS`. Small numbers:
+# where only products of few rows can be recorded. Primes: a kernel whose rows are not tokens is noticed;
+# 2 and 3 divide too much. A graph for one token is used for nothing else.
 _TOKENS = (1021, 509, 251, 127, 61, 31, 17, 8, 7, 5, 1)
-# What divides by 8 is common, so that these are recorded if 7 can be.
+_MOST_TOKENS = 4093
+# What divides by 8 is common, so that these are recorded if 7 can be; what a step has may be any number.
 _WITNESSES = {8: 7}
+_LARGE_WITNESS = _TOKENS[0]
+
+
+def _sizes_up_to(most: int) -> list[int]:
+    """The sizes that are tried where a step has up to `most` tokens."""
+    whole = [min(most, _MOST_TOKENS)] if most > _LARGE_WITNESS else []
+    return [*whole, *(size for size in _TOKENS if size <= most)]
 
 
 def _sizes_about(most: int) -> list[int]:
@@ -51,8 +59,8 @@ def _record_largest(
     why: RuntimeError | None = None
     for size in sizes:
         try:
-            if size in _WITNESSES:
-                record(_WITNESSES[size])
+            if size in _WITNESSES or size > _LARGE_WITNESS:
+                record(_WITNESSES.get(size, _LARGE_WITNESS))
             record(size)
         except RuntimeError as error:
             why = why or error
@@ -107,7 +115,7 @@ class SizedGraphManager(CudaGraphManager):
         limits = self._config.scheduler_config
         most_reqs = min(limits.max_num_seqs, self._largest_graph)
         num_tokens, why = _record_largest(
-            [size for size in _TOKENS if size <= limits.max_num_batched_tokens],
+            _sizes_up_to(limits.max_num_batched_tokens),
             lambda size: self._record(size, min(size, most_reqs)),
         )
         if not num_tokens:
