@@ -11,7 +11,7 @@ import torch
 
 from . import op_args
 from .kernel_library import KernelTable
-from .ops import LIBRARY
+from .ops import LIBRARY, share
 from .panel_sizes import MAX_ROWS, PANEL, SHARES
 from .target import host_target
 from .threads import Arguments, Counts, launch, num_threads, recording
@@ -126,9 +126,11 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     table = table.contiguous()
     kernel, size = _EMBED[table.dtype]
     out = table.new_empty((*ids.shape, k))
+    # Packed, each word of a row lies in a cache line of its own.
+    threads, step = share(ids.numel(), ids.numel() * k * (8 if packed else 2 * size))
     _embed_args.write(
         0,
-        max(1, ids.numel()),
+        max(1, step),
         ids.numel(),
         ids.data_ptr(),
         table.data_ptr(),
@@ -136,5 +138,5 @@ def embedding(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         2 * k * PANEL if packed else 0,
         out.data_ptr(),
     )
-    launch(kernel, _embed_args.address, 1)
+    launch(kernel, _embed_args.address, threads)
     return out
