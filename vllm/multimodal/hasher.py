@@ -47,6 +47,8 @@ class MultiModalHasher:
         if isinstance(obj, Mapping):
             pieces: Iterable[bytes] = [b"map", str(len(obj)).encode()]
             parts = sorted((str(name), part) for name, part in obj.items())
+        elif isinstance(obj, (list, tuple)) and (ints := _int64_bytes(obj)):
+            pieces, parts = [b"ints", ints], []
         elif isinstance(obj, (list, tuple)):
             pieces = [b"list", str(len(obj)).encode()]
             parts = [(str(i), part) for i, part in enumerate(obj)]
@@ -70,6 +72,17 @@ class MultiModalHasher:
             for piece in cls.iter_item_to_bytes(key, kwargs[key]):
                 digest.update(piece)
         return digest.hexdigest()
+
+
+def _int64_bytes(values: list | tuple) -> bytes:
+    """What they are in 8 bytes each, if they are such numbers (token ids are, by the thousand); b"":
+    they are not, or there are none."""
+    if set(map(type, values)) != {int}:
+        return b""
+    try:
+        return np.array(values, dtype="<i8").tobytes()
+    except OverflowError:
+        return b""
 
 
 def _is_tensor(obj: object) -> bool:

@@ -224,7 +224,7 @@ class MultiModalDataParser:
         is_list = isinstance(data, (list, tuple))
         texts = list(data) if is_list and not (data and _is_token_id(data[0])) else [data]
         for index, text in enumerate(texts):
-            ids = isinstance(text, (list, tuple)) and all(_is_token_id(token) for token in text)
+            ids = isinstance(text, (list, tuple)) and all(map(_is_id_type, set(map(type, text))))
             if not isinstance(text, str) and not ids:
                 raise ValueError(
                     f"text {index} must be a string or a list of token ids, not "
@@ -247,7 +247,11 @@ def parse_mm_uuids(mm_uuids: MultiModalUUIDDict | None) -> MultiModalUUIDItems:
 
 
 def _is_token_id(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return _is_id_type(type(value))
+
+
+def _is_id_type(kind: type) -> bool:
+    return issubclass(kind, (int, np.integer)) and kind is not bool
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
