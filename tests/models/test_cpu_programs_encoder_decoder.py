@@ -110,6 +110,7 @@ def test_programs_change_nothing(name, folder, monkeypatch):
     assert run(llm) == expected
     assert {1, 2, 3} <= {reqs for reqs, tokens in replays if reqs == tokens}
     assert any(tokens > reqs for reqs, tokens in replays)  # the rest of a prompt
+    assert runner_of(llm).graphs._logits is not None  # with a bias
     assert len({tuple(tokens) for tokens, _ in expected}) > 4, "would prove nothing"
 
 

@@ -398,7 +398,8 @@ class BartForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsQuant)
             self.lm_head = self.lm_head.tie_weights(self.model.shared)
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.register_buffer("final_logits_bias", torch.zeros(1, config.vocab_size))
-        self._adds_bias = False
+        # This device's part, where it is not zero.
+        self.register_buffer("_projection_bias", None, persistent=False)
 
     @classmethod
     def get_placeholder_str(cls, modality: str, i: int) -> str | None:
@@ -447,8 +448,7 @@ class BartForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsQuant)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """(num_tokens, d_model) -> (num_tokens, vocab_size)."""
-        logits = self.logits_processor(self.lm_head, hidden_states)
-        return logits + self.final_logits_bias if self._adds_bias else logits
+        return self.logits_processor(self.lm_head, hidden_states, self._projection_bias)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load weights by Hugging Face's names, with or without the leading `model.`."""
@@ -458,8 +458,15 @@ class BartForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsQuant)
         else:  # then nothing reads the shared table
             weights = (item for item in weights if item[0] != _SHARED)
         loaded = load_stacked_weights(self, self._without_bias(weights), STACKED_WEIGHTS)
-        self._adds_bias = bool(self.final_logits_bias.any())
+        self._projection_bias = self._own_bias() if self.final_logits_bias.any() else None
         return loaded
+
+    def _own_bias(self) -> torch.Tensor:
+        """The bias of this device's rows of the output projection, zeros where these are padding."""
+        head, bias = self.lm_head, self.final_logits_bias.flatten()
+        padded = bias.new_zeros(head.num_embeddings_padded)
+        padded[: len(bias)] = bias
+        return padded[head.vocab_start_index : head.vocab_end_index].clone()
 
     def _without_bias(
         self, weights: Iterable[tuple[str, torch.Tensor]]
