@@ -137,9 +137,9 @@ def replay_logits(llm: LLM, monkeypatch) -> list[int]:
     graph, rows = runner_of(llm).graphs._logits, []
     replay = graph.replay
 
-    def counted(places):
-        rows.append(len(places))
-        return replay(places)
+    def counted(num_rows):
+        rows.append(num_rows)
+        return replay(num_rows)
 
     monkeypatch.setattr(graph, "replay", counted)
     return rows

@@ -117,7 +117,6 @@ def _methods(llm: LLM) -> list[tuple[Any, str, str]]:
     """
     from vllm.v1.engine.core_client import InprocClient
     from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager, StaticInputs
-    from vllm.v1.worker.gpu.sized_graphs import SizedInputs
 
     client = llm.llm_engine.engine_core
     if not isinstance(client, InprocClient):
@@ -132,7 +131,6 @@ def _methods(llm: LLM) -> list[tuple[Any, str, str]]:
         (runner.model, "forward", FORWARD),
         (CudaGraphManager, "replay", FORWARD),
         (StaticInputs, "copy_in", INPUTS),
-        (SizedInputs, "copy_in", INPUTS),
         (llm.llm_engine.output_processor, "process_outputs", OUTPUTS),
     ]
 

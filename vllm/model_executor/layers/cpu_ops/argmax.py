@@ -11,8 +11,8 @@ from .ops import LIBRARY
 from .threads import Arguments, launch, num_threads
 
 _MAX_SIZE = 1 << 24
-# Some 0.4 ms of one thread: another one may have to wait for a core longer than it would help.
-_BYTES_WORTH_A_THREAD = 1 << 22
+# Some 1.5 ms of one thread: another one may have to wait for a core longer than it would help.
+_BYTES_WORTH_A_THREAD = 1 << 24
 _ARGMAX = KernelTable(LIBRARY, "argmax")
 _args = Arguments(A.FORMAT)
 

@@ -324,7 +324,8 @@ def build_attn_metadata(
             num_actual_tokens=batch.num_tokens,
             max_query_len=int(batch.num_scheduled_tokens.max()),
             max_seq_len=int(batch.seq_lens_np.max()),
-            block_table_tensor=batch.block_tables[group_id],
+            # Backends of plugins may count on it.
+            block_table_tensor=batch.block_tables[group_id].contiguous(),
             slot_mapping=batch.slot_mappings[group_id],
             positions=batch.positions,
         )

@@ -41,14 +41,12 @@ class BlockTable:
         self.table[row, begin : begin + len(blocks)] = blocks
         self.num_blocks[row] = begin + len(blocks)
 
-    def gather(self, rows: np.ndarray, max_seq_len: int, out: np.ndarray) -> np.ndarray:
-        """Copies what a batch of up to `max_seq_len` tokens a request needs of `rows` into the flat
-        array `out`; returns it as (len(rows), width)."""
+    def gather(self, rows: np.ndarray, max_seq_len: int, out: np.ndarray) -> int:
+        """Copies what a batch of up to `max_seq_len` tokens a request needs of `rows` to the head of
+        `out` (max_num_reqs, max_blocks); returns how wide that is."""
         width = min(cdiv(max_seq_len, self.kernel_block_size), self.max_num_blocks)
-        gathered = out[: len(rows) * width].reshape(len(rows), width)
-        # With another mode numpy would copy once more.
-        np.take(self.table[:, :width], rows, axis=0, out=gathered, mode="clip")
-        return gathered
+        out[: len(rows), :width] = self.table[rows, :width]
+        return width
 
     def slots(self, token_rows: np.ndarray, positions: np.ndarray, out: np.ndarray) -> None:
         """Writes where each token's K and V go: block id * block size + place in the block.

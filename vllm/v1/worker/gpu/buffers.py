@@ -16,11 +16,16 @@ _ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True)
 class Field:
-    """A place in the buffer for at most `size` elements of `dtype` (a numpy dtype's name)."""
+    """A place in the buffer for an array of at most `shape`, of `dtype` (a numpy dtype's name)."""
 
     name: str
     dtype: str
-    size: int
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class PackedBuffer:
@@ -38,8 +43,7 @@ class PackedBuffer:
         offsets, nbytes = {}, 0
         for item in fields:
             offsets[item.name] = nbytes
-            size = item.size * np.dtype(item.dtype).itemsize
-            nbytes += math.ceil(size / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            nbytes += math.ceil(item.nbytes / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self._host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pin_memory)
         self._same_memory = device.type == self._host.device.type
         self._device = self._host if self._same_memory else self._host.to(device)
@@ -50,10 +54,9 @@ class PackedBuffer:
         self._device_views: dict[str, tuple[tuple[int, ...], torch.Tensor]] = {}
         for item in fields:
             begin = offsets[item.name]
-            end = begin + item.size * np.dtype(item.dtype).itemsize
-            dtype = getattr(torch, item.dtype)
-            self.host[item.name] = self._host[begin:end].view(dtype).numpy()
-            self._device_fields[item.name] = self._device[begin:end].view(dtype)
+            end, dtype = begin + item.nbytes, getattr(torch, item.dtype)
+            self.host[item.name] = self._host[begin:end].view(dtype).view(item.shape).numpy()
+            self._device_fields[item.name] = self._device[begin:end].view(dtype).view(item.shape)
 
     def begin_step(self) -> None:
         """Call before fields are written: waits until what was sent last has left. A step that
@@ -68,10 +71,10 @@ class PackedBuffer:
             self._sent.record()
 
     def device(self, name: str, *shape: int) -> torch.Tensor:
-        """The first elements of a field, on the device. The same tensor as long as the shape stays:
-        to make one costs more than what a step of one request has to write."""
+        """The head of a field, on the device. The same tensor as long as the shape stays: to make one
+        costs more than what a step of one request has to write."""
         last_shape, view = self._device_views.get(name, (None, None))
         if shape != last_shape:
-            view = self._device_fields[name][: math.prod(shape)].view(shape)
+            view = self._device_fields[name][tuple(map(slice, shape))]
             self._device_views[name] = shape, view
         return view

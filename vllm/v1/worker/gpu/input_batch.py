@@ -31,7 +31,7 @@ class InputBatch:
         logits_indices: (len(sampling),) int32, tokens of the batch that those are sampled after
         input_ids (num_tokens,) int32, positions (num_tokens,) int64, query_start_loc
         (num_reqs + 1,) int32, seq_lens (num_reqs,) int32; for each KV cache group a block table
-        (num_reqs, max_blocks) int32 and slots (num_tokens,) int64, in groups of cross-attention
+        (num_reqs, max_blocks) int32, with gaps between its rows, and slots (num_tokens,) int64, in groups of cross-attention
         (encoder tokens of this step,); encoder_seq_lens likewise
     """
 
@@ -86,19 +86,21 @@ class InputBatchBuilder:
         max_num_encoder_tokens: int = 0,
     ) -> None:
         fields = [
-            Field("input_ids", "int32", max_num_tokens),
-            Field("positions", "int64", max_num_tokens),
-            Field("query_start_loc", "int32", max_num_reqs + 1),
-            Field("seq_lens", "int32", max_num_reqs),
-            Field("encoder_seq_lens", "int32", max_num_reqs),
-            Field("logits_indices", "int32", max_num_reqs),
+            Field("input_ids", "int32", (max_num_tokens,)),
+            Field("positions", "int64", (max_num_tokens,)),
+            Field("query_start_loc", "int32", (max_num_reqs + 1,)),
+            Field("seq_lens", "int32", (max_num_reqs,)),
+            Field("encoder_seq_lens", "int32", (max_num_reqs,)),
+            # A graph may be recorded for more of them than there are requests.
+            Field("logits_indices", "int32", (max(max_num_tokens, max_num_reqs),)),
         ]
         for group, table in enumerate(block_tables.tables):
             num_slots = max_num_encoder_tokens if table.holds_encoder else max_num_tokens
-            fields.append(Field(f"slots_{group}", "int64", num_slots))
-            fields.append(Field(f"blocks_{group}", "int32", max_num_reqs * table.max_num_blocks))
+            fields.append(Field(f"slots_{group}", "int64", (num_slots,)))
+            fields.append(Field(f"blocks_{group}", "int32", (max_num_reqs, table.max_num_blocks)))
         self._buffer = PackedBuffer(fields, device, pin_memory)
         self._starts_cpu = torch.from_numpy(self._buffer.host["query_start_loc"])
+        self._count = np.arange(max_num_reqs + 1, dtype=np.int32)
         self.block_tables = block_tables
         self._has_encoder = any(table.holds_encoder for table in block_tables.tables)
 
@@ -115,16 +117,17 @@ class InputBatchBuilder:
         self._buffer.begin_step()
         host = self._buffer.host
         starts = host["query_start_loc"]
-        starts[0] = 0
-        np.cumsum(scheduled, out=starts[1 : num_reqs + 1])
         seq_lens = np.add(computed, scheduled, out=host["seq_lens"][:num_reqs])
         encoder_lens = host["encoder_seq_lens"][:num_reqs]
         if self._has_encoder:
             encoder_lens[:] = states.encoder_len[rows]
         positions = host["positions"][:num_tokens]
         if num_tokens == num_reqs:
+            starts[: num_reqs + 1] = self._count[: num_reqs + 1]
             token_rows, positions[:] = rows, computed
         else:
+            starts[0] = 0
+            np.cumsum(scheduled, out=starts[1 : num_reqs + 1])
             token_rows = np.repeat(rows, scheduled)
             positions[:] = _count_up(scheduled) + np.repeat(computed, scheduled)
         host["input_ids"][:num_tokens] = states.all_token_ids[token_rows, positions]
@@ -168,11 +171,9 @@ class InputBatchBuilder:
             encoder_seq_lens=device("encoder_seq_lens", num_reqs),
         )
 
-    def in_place(
-        self, num_tokens: int, num_reqs: int, block_tables: list[torch.Tensor]
-    ) -> InputBatch:
-        """A batch of so many tokens and requests where every batch is written; only block tables are
-        given. Its numbers on the host are nobody's."""
+    def in_place(self, num_tokens: int, num_reqs: int, num_sampled: int) -> InputBatch:
+        """A batch of so many tokens and requests where every batch is written, with block tables as
+        wide as any. Its numbers on the host are nobody's."""
         ones, nothing = np.ones(num_reqs, np.int32), np.zeros(num_reqs, np.int32)
         starts, device = np.arange(num_reqs + 1, dtype=np.int32), self._buffer.device
         return InputBatch(
@@ -189,8 +190,11 @@ class InputBatchBuilder:
             query_start_loc=device("query_start_loc", num_reqs + 1),
             query_start_loc_cpu=torch.from_numpy(starts),
             seq_lens=device("seq_lens", num_reqs),
-            logits_indices=device("logits_indices", num_reqs),
-            block_tables=block_tables,
+            logits_indices=device("logits_indices", num_sampled),
+            block_tables=[
+                device(f"blocks_{group}", num_reqs, table.max_num_blocks)
+                for group, table in enumerate(self.block_tables.tables)
+            ],
             # None of an encoder: what is encoded is written by other steps.
             slot_mappings=[
                 device(f"slots_{group}", 0 if table.holds_encoder else num_tokens)
@@ -205,8 +209,7 @@ class InputBatchBuilder:
         """Writes a group's slots and block table; returns the number of slots, and the width."""
         table, host = self.block_tables.tables[group], self._buffer.host
         table.slots(kept.rows, kept.positions, host[f"slots_{group}"])
-        gathered = table.gather(rows, kept.max_seq_len, host[f"blocks_{group}"])
-        return len(kept.positions), gathered.shape[1]
+        return len(kept.positions), table.gather(rows, kept.max_seq_len, host[f"blocks_{group}"])
 
 
 def _count_up(counts: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ from vllm.platforms.static_graph import SizedGraph
 
 
 class LogitsGraph:
-    """`model`'s logits after up to `max_num_rows` rows of `hidden_states` (num_tokens, hidden), which
-    stay in place.
+    """`model`'s logits after the rows `places` (max_num_rows,) int32 of `hidden_states` (num_tokens,
+    hidden), or the first of them; both stay in place.
 
     Raises:
         RuntimeError: its `compute_logits` cannot be recorded.
@@ -29,20 +29,15 @@ class LogitsGraph:
         graph_cls: type[SizedGraph],
         model: nn.Module,
         hidden_states: torch.Tensor,
-        max_num_rows: int,
+        places: torch.Tensor,
     ) -> None:
-        self.max_num_rows = max_num_rows
-        self._places = torch.zeros(max_num_rows, dtype=torch.int32, device=hidden_states.device)
+        self.max_num_rows = len(places)
         lookup = EmbeddingLookup()
         self._graph = graph_cls(
-            lambda: model.compute_logits(lookup(self._places, hidden_states)),
-            max_num_rows,
-            max_num_rows,
+            lambda: model.compute_logits(lookup(places, hidden_states)), len(places), len(places)
         )
 
-    def replay(self, places: torch.Tensor) -> torch.Tensor:
-        """Logits (n, vocab) after the rows `places` (n,) int32, n at most `max_num_rows`. They hold
+    def replay(self, num_rows: int) -> torch.Tensor:
+        """Logits (num_rows, vocab) after the first rows, as `places` says at the moment. They hold
         until the next call."""
-        num_rows = len(places)
-        self._places[:num_rows].copy_(places)
         return self._graph.replay(num_rows, num_rows)
