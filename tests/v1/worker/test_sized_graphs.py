@@ -60,9 +60,16 @@ def test_the_largest_is_recorded_whose_rows_are_tokens(refuses, most, expected):
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"),
-    [(64, [127, 61, 31]), (61, [61, 31, 17]), (1, [1]), (5000, [1021, 509, 251]), (6, [7, 5, 1])],
+    ("most", "limit", "expected"),
+    [
+        (64, 2048, [127, 61, 31]),
+        (61, 2048, [61, 31, 17]),
+        (64, 100, [61, 31, 17]),
+        (1, 1, [1]),
+        (5000, 8192, [1021, 509, 251]),
+        (6, 64, [7, 5, 1]),
+    ],
 )
-def test_all_rows_find_room_where_they_can(most, expected):
+def test_all_rows_find_room_where_they_can(most, limit, expected):
     """Fault: the largest batch is one row more than was recorded, and the slowest."""
-    assert _sizes_about(most)[:3] == expected
+    assert _sizes_about(most, limit)[:3] == expected

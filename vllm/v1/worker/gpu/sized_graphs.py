@@ -12,7 +12,6 @@ and both together, without Python in the forward pass and without padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -46,9 +45,9 @@ def _sizes_up_to(most: int) -> list[int]:
     return [*whole, *(size for size in _TOKENS if size <= most)]
 
 
-def _sizes_about(most: int) -> list[int]:
-    """The sizes that are tried if up to `most` are wanted."""
-    larger = [size for size in _TOKENS if size >= most]
+def _sizes_about(most: int, limit: int) -> list[int]:
+    """The sizes that are tried if up to `most` are wanted; none is larger than `limit`."""
+    larger = [size for size in _TOKENS if most <= size <= limit]
     return [*larger[-1:], *(size for size in _TOKENS if size < most)]
 
 
@@ -67,27 +66,6 @@ def _record_largest(
             continue
         return size, why
     return 0, why
-
-
-class SizedInputs:
-    """Inputs in place, for batches of up to `max_num_tokens` tokens of up to `max_num_reqs` requests:
-    where `builder` writes them. Only block tables are copied: their rows are as wide there as a step
-    needs, and here as any can be."""
-
-    def __init__(self, max_num_tokens: int, max_num_reqs: int, builder: InputBatchBuilder) -> None:
-        example = builder.in_place(max_num_tokens, max_num_reqs, [])
-        ints = dict(dtype=torch.int32, device=example.seq_lens.device)
-        tables = builder.block_tables.tables
-        self.blocks = [torch.zeros(max_num_reqs, table.max_num_blocks, **ints) for table in tables]
-        self._whole = replace(example, block_tables=self.blocks)
-
-    def copy_in(self, batch: InputBatch) -> None:
-        for static, blocks in zip(self.blocks, batch.block_tables):
-            static[: blocks.shape[0], : blocks.shape[1]].copy_(blocks)
-
-    def batch(self) -> InputBatch:
-        """All of it as a batch, whose numbers on the host are nobody's."""
-        return self._whole
 
 
 class SizedGraphManager(CudaGraphManager):
@@ -123,7 +101,9 @@ class SizedGraphManager(CudaGraphManager):
             return 0
         if why is not None:
             logger.info("Steps of more than %d tokens run without a graph: %s", num_tokens, why)
-        num_rows, why = _record_largest(_sizes_about(most_reqs), self._record_logits)
+        num_rows, why = _record_largest(
+            _sizes_about(most_reqs, limits.max_num_batched_tokens), self._record_logits
+        )
         logger.debug(
             "A graph for up to %d tokens, one of the logits of %d: %s", num_tokens, num_rows, why
         )
@@ -138,8 +118,7 @@ class SizedGraphManager(CudaGraphManager):
         return self._config.compilation_config.cudagraph_capture_sizes[-1]
 
     def _record(self, num_tokens: int, num_reqs: int) -> None:
-        inputs = SizedInputs(num_tokens, num_reqs, self._batch_builder)
-        batch = inputs.batch()
+        batch = self._batch_builder.in_place(num_tokens, num_reqs, num_reqs)
         metadata = self._model_state.prepare_attn(batch, self._attn_groups)
         slots = build_slot_mappings_by_layer(batch.slot_mappings, self._kv_cache_config)
         arguments = self._model_state.prepare_inputs(batch)
@@ -147,22 +126,23 @@ class SizedGraphManager(CudaGraphManager):
             graph = self._graph_cls(
                 lambda: self._model_state.model(**arguments), num_tokens, num_reqs
             )
-        self.inputs, self._graph, self._logits = inputs, graph, None
+        self._graph, self._logits = graph, None
         # The graph has their addresses; the model may be given others.
         model = self._model_state.model
         self._weights = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self.max_num_tokens, self.max_num_reqs = num_tokens, num_reqs
 
     def _record_logits(self, num_rows: int) -> None:
+        places = self._batch_builder.in_place(1, 1, num_rows).logits_indices
         self._logits = LogitsGraph(
-            self._graph_cls, self._model_state.model, self._graph.output, num_rows
+            self._graph_cls, self._model_state.model, self._graph.output, places
         )
 
     def compute_logits(self, hidden_states: torch.Tensor, batch: InputBatch) -> torch.Tensor:
-        logits, places = self._logits, batch.logits_indices
-        if logits is None or len(places) > logits.max_num_rows or not self._wrote(hidden_states):
+        logits, num_rows = self._logits, len(batch.sampling)
+        if logits is None or num_rows > logits.max_num_rows or not self._wrote(hidden_states):
             return super().compute_logits(hidden_states, batch)
-        return logits.replay(places)
+        return logits.replay(num_rows)
 
     def _wrote(self, hidden_states: torch.Tensor) -> bool:
         """Whether they are the graph's."""
@@ -174,5 +154,4 @@ class SizedGraphManager(CudaGraphManager):
         return fits and not batch.encoded
 
     def _replay(self, batch: InputBatch) -> torch.Tensor:
-        self.inputs.copy_in(batch)
         return self._graph.replay(batch.num_tokens, batch.num_reqs)
