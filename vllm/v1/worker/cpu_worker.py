@@ -15,6 +15,7 @@ from torch import nn
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.logger import init_logger
 from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.layers.cpu_ops.step_memory import keep_freed_memory
 from vllm.platforms import current_platform
 from vllm.platforms.cpu_threads import bind_threads
 from vllm.utils.mem_utils import GiB, host_memory
@@ -100,6 +101,7 @@ class CPUWorker(WorkerBase):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
+        keep_freed_memory()
         with _TURN:
             dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
             cpu_ops.warmup(dtype)
