@@ -31,8 +31,8 @@ class InputBatch:
         logits_indices: (len(sampling),) int32, tokens of the batch that those are sampled after
         input_ids (num_tokens,) int32, positions (num_tokens,) int64, query_start_loc
         (num_reqs + 1,) int32, seq_lens (num_reqs,) int32; for each KV cache group a block table
-        (num_reqs, max_blocks) int32, with gaps between its rows, and slots (num_tokens,) int64, in groups of cross-attention
-        (encoder tokens of this step,); encoder_seq_lens likewise
+        (num_reqs, max_blocks) int32, with gaps between its rows, and slots (num_tokens,) int64, in
+        groups of cross-attention (encoder tokens of this step,); encoder_seq_lens likewise
     """
 
     req_ids: list[str]
