@@ -17,7 +17,7 @@ def worker() -> CPUWorker:
     """One without a model; its process sleeps for ever."""
     worker = object.__new__(CPUWorker)
     code = "import threading; threading.Event().wait()"
-    worker._compiling = subprocess.Popen([sys.executable, "-c", code])
+    worker._compilers = (subprocess.Popen([sys.executable, "-c", code]),)
     return worker
 
 
@@ -27,15 +27,15 @@ def test_the_compiling_process_ends_with_a_failed_start(worker):
     def fail(load_dummy_weights: bool) -> None:
         raise ValueError("no such weights")
 
-    process, worker.model_runner = worker._compiling, SimpleNamespace(load_model=fail)
+    (process,), worker.model_runner = worker._compilers, SimpleNamespace(load_model=fail)
     with pytest.raises(ValueError, match="no such weights"):
         worker.load_model()
-    assert process.returncode is not None and worker._compiling is None
+    assert process.returncode is not None and worker._compilers == ()
 
 
 def test_a_compiling_process_that_fails_is_reported(worker, caplog_vllm):
     """Fault: the second compilation seems to come from nowhere."""
-    worker._compiling.kill()
-    worker._await_compiler()
+    worker._compilers[0].kill()
+    worker._await_compilers()
     assert "ended with -9" in caplog_vllm.text
-    worker._await_compiler()  # there is none any more
+    worker._await_compilers()  # there are none any more

@@ -31,7 +31,6 @@ PRELOADED = (
     "vllm.v1.engine.core_proc",
     "torch",
     "vllm.v1.core.sched.scheduler",
-    "numba",
     "vllm.v1.executor.uniproc_executor",
     "vllm.v1.worker.gpu.model_runner",
     "vllm.model_executor.model_loader",

@@ -15,6 +15,7 @@ from torch import nn
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.logger import init_logger
 from vllm.model_executor.layers import cpu_ops
+from vllm.model_executor.layers.cpu_ops.kernel_library import compile_beside
 from vllm.model_executor.layers.cpu_ops.step_memory import keep_freed_memory
 from vllm.platforms import current_platform
 from vllm.platforms.cpu_threads import bind_threads
@@ -43,8 +44,8 @@ _TURN = threading.RLock()
 class CPUWorker(WorkerBase):
     """Runs the model on the host's cores."""
 
-    # The process that compiles kernels while the model is loaded, if one is needed.
-    _compiling: subprocess.Popen | None = None
+    # Processes that compile kernels while the model is loaded, if any are needed.
+    _compilers: tuple[subprocess.Popen, ...] = ()
     # Where the weights were when programs were recorded.
     _weights_at: list[int] | None = None
 
@@ -52,8 +53,9 @@ class CPUWorker(WorkerBase):
         plan = bind_threads(self.local_rank)
         logger.debug("%d threads on cores %s", plan.num_threads, plan.cpus)
         cpu_ops.init_threads(plan.num_threads)
-        # The largest library, on a core that loading the model leaves idle.
-        self._compiling = cpu_attention.LIBRARY.compile_beside(self.model_config.dtype)
+        dtype = self.model_config.dtype
+        wanted = [cpu_attention.LIBRARY.missing(dtype)], cpu_ops.missing(dtype)
+        self._compilers = tuple(filter(None, map(compile_beside, wanted)))
         self.device = torch.device("cpu")
         current_platform.manual_seed_all(self.model_config.seed)
         self.model_runner = GPUModelRunner(self.vllm_config, self.device)
@@ -63,7 +65,7 @@ class CPUWorker(WorkerBase):
             with _TURN:
                 self.model_runner.load_model(load_dummy_weights)
         except BaseException:
-            self._end_compiler()
+            self._end_compilers()
             raise
 
     def get_model(self) -> nn.Module:
@@ -104,8 +106,8 @@ class CPUWorker(WorkerBase):
         keep_freed_memory()
         with _TURN:
             dtype = str_dtype_to_torch_dtype(self.model_config.dtype)
+            self._await_compilers()
             cpu_ops.warmup(dtype)
-            self._await_compiler()
             cpu_attention.warmup(dtype)
             for num_tokens in _WARM_UP_TOKENS:
                 if num_tokens <= self.scheduler_config.max_num_batched_tokens:
@@ -133,20 +135,20 @@ class CPUWorker(WorkerBase):
                     self.model_runner.capture_model()
                     self._weights_at = self._weight_addresses()
 
-    def _await_compiler(self) -> None:
-        if self._compiling is None:
-            return
-        status, self._compiling = self._compiling.wait(), None
-        if status:
-            logger.warning(
-                "The process that compiles CPU kernels ended with %d: they are compiled here", status
-            )
+    def _await_compilers(self) -> None:
+        for process in self._compilers:
+            if status := process.wait():
+                logger.warning(
+                    "A process that compiles CPU kernels ended with %d: they are compiled again",
+                    status,
+                )
+        self._compilers = ()
 
-    def _end_compiler(self) -> None:
-        if self._compiling is not None:
-            self._compiling.kill()
-            self._compiling.wait()
-            self._compiling = None
+    def _end_compilers(self) -> None:
+        for process in self._compilers:
+            process.kill()
+            process.wait()
+        self._compilers = ()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         with _TURN:
@@ -163,5 +165,5 @@ class CPUWorker(WorkerBase):
         return None if metadata is None else {(0, self.rank): metadata}
 
     def shutdown(self) -> None:
-        self._end_compiler()
+        self._end_compilers()
         self.model_runner.shutdown()

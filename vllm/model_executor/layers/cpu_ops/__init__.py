@@ -3,6 +3,7 @@
 
     init_threads(num_threads)       once when a worker starts: torch and kernels share one pool
     warmup(dtype)                   compiles all kernels of a dtype, or loads them from disk
+    missing(dtype)                  those that are not on disk yet, for `compile_beside`
     rms_norm(x, weight, eps, out=None)
     fused_add_rms_norm(x, residual, weight, eps, out=None)
                                     residual += x in place; returns the norm of the sum
@@ -32,8 +33,10 @@ from __future__ import annotations
 
 import torch
 
+from . import program
 from .argmax import argmax
 from .elementwise import add_table_rows
+from .kernel_library import Compilation
 from .linear import gemv, linear
 from .ops import (
     LIBRARY,
@@ -51,6 +54,11 @@ from .ops import (
 )
 from .packing import can_pack, embedding, is_packed, pack, unpack
 from .threads import init_threads, num_threads
+
+
+def missing(dtype: str) -> list[Compilation | None]:
+    """What the first `warmup` and the first program would have to compile."""
+    return [LIBRARY.missing(dtype), program.LIBRARY.missing("float32")]
 
 
 def warmup(dtype: torch.dtype) -> None:
@@ -76,6 +84,7 @@ __all__ = [
     "is_packed",
     "layer_norm",
     "linear",
+    "missing",
     "num_threads",
     "pack",
     "rms_norm",

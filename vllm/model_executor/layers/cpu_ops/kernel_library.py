@@ -2,21 +2,23 @@
 """Compiled Python kernels, kept on disk as machine code.
 
 A kernel module has `build(simd) -> dict[str, function]`; each function takes one int64 (the
-address of its arguments) and returns nothing. On a cold start numba lowers them to LLVM, which is
-linked into one object a dtype and written to `VLLM_CACHE_ROOT/cpu_kernels`. A warm start maps
-that object: numba isn't even imported. Kernels use no Python objects, raise nothing and allocate
-nothing, so they may run on any thread, with or without the GIL.
+address of its arguments) and returns nothing. On a cold start a process of its own compiles them
+(kernel_compiler.py) to one object a dtype, which is written to `VLLM_CACHE_ROOT/cpu_kernels`. A warm
+start maps that object. Kernels use no Python objects, raise nothing and allocate nothing, so they may
+run on any thread, with or without the GIL.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
-import importlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from ctypes import PYFUNCTYPE, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +28,18 @@ import vllm
 import vllm.envs as envs
 from vllm.logger import init_logger
 
-from .target import DTYPES, Target, host_target
+from .target import DTYPES, Target, host_target, target_machine
 
 if TYPE_CHECKING:
     import torch
 
 logger = init_logger(__name__)
 _ROOT = Path(vllm.__file__).parents[1]
+# Of each function numba would optimise what it is made of anew, and inner ones once a caller: LLVM's
+# passes run over the whole instead (kernel_compiler.py), in a third of the time.
+_COMPILER_ENVIRONMENT = {"NUMBA_OPT": "0"}
+# Names of entry points in an object.
+ENTRY_PREFIX = "vllm_kernel_"
 _engines: list = []  # LLVM engines own the code: they live as long as the process
 
 
@@ -47,6 +54,16 @@ class Kernel:
     @classmethod
     def at(cls, name: str, address: int) -> Kernel:
         return cls(name, address, PYFUNCTYPE(None, c_void_p)(address))
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """The kernels of `module` for a dtype, compiled to the file `path`."""
+
+    module: str
+    dtype: str
+    target: Target
+    path: str
 
 
 class KernelTable(dict):
@@ -84,20 +101,23 @@ class KernelLibrary:
             kernels = self._loaded[dtype, target] = _link(self._object_code(dtype, target), target)
         return kernels
 
-    def compile_beside(self, dtype: str) -> subprocess.Popen | None:
-        """A process that compiles what the cache lacks, while this one does other things; `load`
-        finds it once that process has ended, and compiles itself if it failed. None: nothing lacks,
-        or what another process compiles could not be kept.
-        """
-        if dtype not in DTYPES or self._path(dtype, host_target()).exists() or not _can_keep():
+    def missing(self, dtype: str) -> Compilation | None:
+        """What `compile_beside` is to do for `load(dtype)` on this machine; None: it is in the cache,
+        or there is no such library."""
+        if dtype not in DTYPES:
             return None
-        code = f"from {__name__} import KernelLibrary as K; K({self.module!r}).load({dtype!r})"
-        env = {**os.environ, "VLLM_CACHE_ROOT": os.path.abspath(envs.VLLM_CACHE_ROOT)}
-        try:
-            return subprocess.Popen([sys.executable, "-c", code], cwd=_ROOT, env=env)
-        except OSError as error:
-            logger.info("CPU kernels are not compiled beside the start: %s", error)
-            return None
+        path = self._path(dtype, host_target())
+        return None if path.exists() else Compilation(self.module, dtype, host_target(), str(path))
+
+    def _compile(self, dtype: str, target: Target) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernels.o"
+            process = _start_compiler([Compilation(self.module, dtype, target, str(path))])
+            if process is not None and process.wait() == 0:
+                return path.read_bytes()
+        from .kernel_compiler import compile_kernels
+
+        return compile_kernels(self.module, dtype, target)
 
     def _path(self, dtype: str, target: Target) -> Path:
         name = self.module.rsplit(".", 1)[-1]
@@ -109,13 +129,8 @@ class KernelLibrary:
             return path.read_bytes()
         except OSError:
             pass
-        logger.info(
-            "Compiling CPU kernels %s for %s (once; kept in %s)",
-            path.name.split("-")[0],
-            dtype,
-            path.parent,
-        )
-        code = _compile(self.module, dtype, target)
+        _announce(self.module, dtype)
+        code = self._compile(dtype, target)
         _keep(path, code)
         return code
 
@@ -126,9 +141,38 @@ class KernelLibrary:
         digest = hashlib.sha256(
             f"{dtype}/{target.key()}/{version('numba')}/{version('llvmlite')}".encode()
         )
-        for path in (*_sources(self.module), Path(__file__)):
+        for path in (*_sources(self.module), *_sources(f"{__package__}.kernel_compiler")):
             digest.update(path.read_bytes())
         return digest.hexdigest()[:20]
+
+
+def compile_beside(wanted: Iterable[Compilation | None]) -> subprocess.Popen | None:
+    """A process that compiles what is `missing`, one after the other, while this one does other
+    things; `load` finds it once that process has ended, and compiles again if it failed. None:
+    nothing is missing, or what another process compiles could not be kept.
+    """
+    jobs = [job for job in wanted if job is not None]
+    if not jobs or not _can_keep():
+        return None
+    for job in jobs:
+        _announce(job.module, job.dtype)
+    return _start_compiler(jobs)
+
+
+def _announce(module: str, dtype: str) -> None:
+    name = module.rsplit(".", 1)[-1]
+    logger.info("Compiling CPU kernels %s for %s (once; kept in %s)", name, dtype, _cache_dir())
+
+
+def _start_compiler(jobs: list[Compilation]) -> subprocess.Popen | None:
+    """None where no process can be started."""
+    arguments = [json.dumps(dataclasses.asdict(job)) for job in jobs]
+    command = [sys.executable, "-m", f"{__package__}.kernel_compiler", *arguments]
+    try:
+        return subprocess.Popen(command, cwd=_ROOT, env={**os.environ, **_COMPILER_ENVIRONMENT})
+    except OSError as error:
+        logger.info("No process to compile CPU kernels: %s", error)
+        return None
 
 
 def _sources(module: str) -> list[Path]:
@@ -160,7 +204,7 @@ def _source(name: str) -> Path | None:
 
 
 def _cache_dir() -> Path:
-    return Path(envs.VLLM_CACHE_ROOT) / "cpu_kernels"
+    return Path(envs.VLLM_CACHE_ROOT).absolute() / "cpu_kernels"
 
 
 def _can_keep() -> bool:
@@ -172,7 +216,7 @@ def _can_keep() -> bool:
     return os.access(_cache_dir(), os.W_OK | os.X_OK)
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """Other processes see the whole file or none; a failure leaves nothing behind."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
@@ -188,7 +232,7 @@ def _keep(path: Path, data: bytes) -> None:
     """No cache is not an error, only slow."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        replace_file(path, data)
     except OSError as error:
         logger.warning(
             "Cannot keep compiled CPU kernels in %s (%s): each start compiles them again",
@@ -197,69 +241,16 @@ def _keep(path: Path, data: bytes) -> None:
         )
 
 
-def _target_machine(target: Target):
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple()
-    return machine.create_target_machine(
-        cpu=target.cpu,
-        features=target.features,
-        opt=3,
-        reloc="pic",
-        codemodel="jitdefault",
-        jit=True,
-    )
-
-
-def _compile(module: str, dtype: str, target: Target) -> bytes:
-    """Lowers every kernel with numba, links them behind C entry points, returns an object file."""
-    import llvmlite.binding as llvm
-    from numba import njit, types
-
-    from .simd import Simd
-
-    functions = importlib.import_module(module).build(Simd(target, dtype))
-    linked = None
-    for name, function in functions.items():
-        dispatcher = njit(
-            no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", nogil=True
-        )(function)
-        dispatcher.compile(types.void(types.int64))
-        (compiled,) = dispatcher.overloads.values()
-        text = compiled.library.get_llvm_str() + _entry_point(name, compiled.fndesc.llvm_func_name)
-        part = llvm.parse_assembly(text)
-        if linked is None:
-            linked = part
-        else:
-            linked.link_in(part)
-    linked.verify()
-    return _target_machine(target).emit_object(linked)
-
-
-def _entry_point(name: str, numba_name: str) -> str:
-    """A C function around numba's own convention (return slot, exception slot, arguments)."""
-    return f"""
-define void @vllm_kernel_{name}(i64 %args) {{
-  %slot = alloca ptr
-  %status = call i32 @{numba_name}(ptr %slot, ptr %slot, i64 %args)
-  ret void
-}}
-"""
-
-
 def _link(code: bytes, target: Target) -> dict[str, Kernel]:
     import llvmlite.binding as llvm
 
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine(target))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine(target))
     object_file = llvm.ObjectFileRef.from_data(code)
-    prefix = "vllm_kernel_"
     engine.add_object_file(object_file)
     engine.finalize_object()
     _engines.append(engine)
-    names = _entry_names(code, prefix.encode())
-    return {name: Kernel.at(name, engine.get_function_address(prefix + name)) for name in names}
+    names = _entry_names(code, ENTRY_PREFIX.encode())
+    return {name: Kernel.at(name, engine.get_function_address(ENTRY_PREFIX + name)) for name in names}
 
 
 def _entry_names(code: bytes, prefix: bytes) -> list[str]:

@@ -34,7 +34,7 @@ from .op_args import ROWS, STEP
 from .panel_sizes import MAX_ROWS, SHARES
 from .threads import Arguments, Counts, Recorder, num_threads, record
 
-_LIBRARY = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
+LIBRARY = KernelLibrary("vllm.model_executor.layers.cpu_ops.program_kernels")
 _ALIGNMENT = 64
 # Some 20 microseconds: as long as a waiting thread's peer takes for its last piece of work.
 _SPINS = 1000
@@ -288,7 +288,7 @@ def _system_calls() -> tuple[int, int, int, int]:
 @cache
 def _entry_point(name: str) -> Callable[[int], None]:
     """A kernel that is called without the GIL."""
-    address = _LIBRARY.load("float32")[name].address
+    address = LIBRARY.load("float32")[name].address
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llvmlite.binding import TargetMachine
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -38,6 +42,23 @@ def host_target() -> Target:
         cpu=llvm.get_host_cpu_name(),
         features=features.flatten(),
         family=_family(llvm.get_default_triple()),
+    )
+
+
+def target_machine(target: Target) -> TargetMachine:
+    """LLVM's code generator for it."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple()
+    return machine.create_target_machine(
+        cpu=target.cpu,
+        features=target.features,
+        opt=3,
+        reloc="pic",
+        codemodel="jitdefault",
+        jit=True,
     )
 
 
