@@ -197,15 +197,20 @@ def make_wide_block(simd: Simd, softmax: Callable, fetch: Callable) -> Callable:
 
 def make_narrow_block(simd: Simd, softmax: Callable, fetch: Callable) -> Callable:
     """narrow(p, w, acc, state, first, count, half, other): the same for few rows, without copies."""
-    iload64, div, lanes, (scores, values) = simd.iload64, simd.div, simd.lanes, make_narrow(simd)
+    iload64, div, lanes, prefetch = simd.iload64, simd.div, simd.lanes, simd.prefetch
+    scores, values = make_narrow(simd)
 
     @_jit
     def narrow(p, w, acc, state, first, count, half, other):
         rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
         for j in range(0, count, lanes):
             scores(p, w, rows, half, other, j)
+        keys, row_bytes = iload64(w + W.K_ROWS) + other, 2 * iload64(p + A.HEAD_SIZE)
+        for j in range(lanes):
+            for offset in range(0, row_bytes, 64):
+                prefetch(iload64(keys + 8 * j) + offset)
         softmax(p, w, acc, state, first, div(count, lanes))
-        values(p, w, rows, half, acc, count)
+        values(p, w, rows, half, other, acc, count)
         if other != half:
             fetch(p, w, other + 8 * count, BLOCK - count)
 

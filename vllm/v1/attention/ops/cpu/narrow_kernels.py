@@ -8,6 +8,10 @@ copies. Numba code, for CPUs that multiply bfloat16 pairs.
     2 values of V, interleaved: | v0 0 | v1 0 | v0 1 | v1 1 | ... |   acc += | p 01 | p 01 | ... | times it
 
 A sum has the order that gemm.py's tiles give it over packed copies, so its bits are the same.
+
+Memory is to work all the time, and drops what it is asked for faster than it gives. So lines of the
+next block are asked for one by one: values while scores are computed, keys while values are summed,
+and softmax, which asks for nothing, begins with some keys on their way.
 """
 
 from __future__ import annotations
@@ -53,14 +57,13 @@ def _loop(b: ir.IRBuilder, name: str, count: ir.Value, start: list, step: Callab
 
 
 def make_scores_tile(simd: Simd, rows: int) -> Callable:
-    """Intrinsic (k_rows, k_next, v_next, q, q_stride, s, s_stride, squares): `lanes` scores of each of
-    `rows` rows of Q. `k_rows`: address of `lanes` row addresses; a square is `lanes` words of every
-    row. With each it asks for as much of the rows in the tables `k_next` and `v_next`, one after the
-    other: of many that are asked for at once a core drops the most.
+    """Intrinsic (k_rows, asked, q, q_stride, s, s_stride, squares): `lanes` scores of each of `rows`
+    rows of Q. `k_rows`: address of `lanes` row addresses; a square is `lanes` words of every row.
+    With each it asks for as much of the rows in the table `asked`.
     """
     e, madd = simd.emit, multiply_add(simd, True)
 
-    def emit(b, k_rows, k_next, v_next, q, q_stride, s, s_stride, squares):
+    def emit(b, k_rows, asked, q, q_stride, s, s_stride, squares):
         keys = [load(b, b.add(k_rows, const(I64, 8 * i)), I64, 8) for i in range(e.lanes)]
         q_rows = [b.add(q, b.mul(q_stride, const(I64, i))) for i in range(rows)]
 
@@ -71,9 +74,8 @@ def make_scores_tile(simd: Simd, rows: int) -> Callable:
                 at = b.add(offset, const(I64, 4 * i))
                 words = [e.splat(b, load(b, b.add(row, at), I32, 4)) for row in q_rows]
                 acc = [madd(b, old, word, column) for old, word in zip(acc, words)]
-                for table in (k_next, v_next):
-                    row = load(b, b.add(table, const(I64, 8 * i)), I64, 8)
-                    simd.emit_prefetch(b, b.add(row, offset))
+                row = load(b, b.add(asked, const(I64, 8 * i)), I64, 8)
+                simd.emit_prefetch(b, b.add(row, offset))
             return acc
 
         sums = _loop(b, "scores", squares, [const(e.f32, 0.0)] * rows, step)
@@ -81,16 +83,22 @@ def make_scores_tile(simd: Simd, rows: int) -> Callable:
             store(b, value, b.add(s, b.mul(s_stride, const(I64, i))), 4)
         return _none(b)
 
-    return make_intrinsic(types.void(*[types.int64] * 8), emit)
+    return make_intrinsic(types.void(*[types.int64] * 7), emit)
 
 
 def make_values_tile(simd: Simd, rows: int) -> Callable:
-    """Intrinsic (v_rows, offset, p, p_stride, acc, acc_stride, pairs): acc += P V for NARROW_VALUES
-    values from byte `offset` of each row of V, `pairs` pairs of keys.
+    """Intrinsic (v_rows, asked, offset, p, p_stride, acc, acc_stride, pairs): acc += P V for
+    NARROW_VALUES values from byte `offset` of each row of V, `pairs` pairs of keys. With each it asks
+    for as much of the rows in the table `asked`.
     """
     e, madd = simd.emit, multiply_add(simd, True)
     halves = ir.VectorType(e.i16.element, 2 * e.lanes)
     quarter = e.lanes // 4
+
+    def pair_of(b, table, index, offset):
+        """Where the rows of a pair of keys begin."""
+        pair = b.add(table, b.mul(index, const(I64, 16)))
+        return [b.add(load(b, b.add(pair, const(I64, at)), I64, 8), offset) for at in (0, 8)]
 
     def mask(part: int, other: int) -> ir.Constant:
         """Quarter i of a vector, `part` of each 2 quarters of two vectors end to end."""
@@ -116,7 +124,7 @@ def make_values_tile(simd: Simd, rows: int) -> Callable:
             for at in (0, e.lanes)
         ]
 
-    def emit(b, v_rows, offset, p, p_stride, acc, acc_stride, pairs):
+    def emit(b, v_rows, asked, offset, p, p_stride, acc, acc_stride, pairs):
         p_rows = [b.add(p, b.mul(p_stride, const(I64, i))) for i in range(rows)]
         places = [
             [
@@ -132,13 +140,14 @@ def make_values_tile(simd: Simd, rows: int) -> Callable:
                 start += in_halves(b, *old[at : at + 2])
 
         def step(index, state):
-            pair = b.add(v_rows, b.mul(index, const(I64, 16)))
-            row0 = b.add(load(b, pair, I64, 8), offset)
-            row1 = b.add(load(b, b.add(pair, const(I64, 8)), I64, 8), offset)
+            row0, row1 = pair_of(b, v_rows, index, offset)
+            asked0, asked1 = pair_of(b, asked, index, offset)
             columns = []
             for group in range(_GROUPS):
                 at = const(I64, 4 * e.lanes * group)
                 columns += interleave(b, b.add(row0, at), b.add(row1, at))
+                simd.emit_prefetch(b, b.add(asked0, at))
+                simd.emit_prefetch(b, b.add(asked1, at))
             at, new = b.mul(index, const(I64, 4)), []
             for i, p_row in enumerate(p_rows):
                 word = e.splat(b, load(b, b.add(p_row, at), I32, 4))
@@ -153,12 +162,12 @@ def make_values_tile(simd: Simd, rows: int) -> Callable:
                     store(b, value, place, 4)
         return _none(b)
 
-    return make_intrinsic(types.void(*[types.int64] * 7), emit)
+    return make_intrinsic(types.void(*[types.int64] * 8), emit)
 
 
 def make_narrow(simd: Simd) -> tuple[Callable, Callable]:
     """scores(p, w, rows, half, other, j): `lanes` columns of S from the j-th, before softmax; values(p,
-    w, rows, half, acc, count): acc += P V over `count` keys. Their addresses are in `half` of the
+    w, rows, half, other, acc, count): acc += P V over `count` keys. Their addresses are in `half` of the
     tables, those of keys that come then in `other`.
     """
     iload64, lanes, div = simd.iload64, simd.lanes, simd.div
@@ -171,32 +180,32 @@ def make_narrow(simd: Simd) -> tuple[Callable, Callable]:
 
     @_jit
     def scores(p, w, rows, half, other, j):
-        k, v = iload64(w + W.K_ROWS) + 8 * j, iload64(w + W.V_ROWS) + 8 * j
+        here, asked = iload64(w + W.K_ROWS) + half + 8 * j, iload64(w + W.V_ROWS) + other + 8 * j
         q, q_stride = iload64(w + W.Q), 4 * iload64(w + W.PADDED_K)
         s, squares = iload64(w + W.S) + 4 * j, div(iload64(p + A.HEAD_SIZE), 2 * lanes)
-        here, k, v = k + half, k + other, v + other
         if rows == 1:
-            scores1(here, k, v, q, q_stride, s, 4 * BLOCK, squares)
+            scores1(here, asked, q, q_stride, s, 4 * BLOCK, squares)
         elif rows == 2:
-            scores2(here, k, v, q, q_stride, s, 4 * BLOCK, squares)
+            scores2(here, asked, q, q_stride, s, 4 * BLOCK, squares)
         elif rows == 3:
-            scores3(here, k, v, q, q_stride, s, 4 * BLOCK, squares)
+            scores3(here, asked, q, q_stride, s, 4 * BLOCK, squares)
         else:
-            scores4(here, k, v, q, q_stride, s, 4 * BLOCK, squares)
+            scores4(here, asked, q, q_stride, s, 4 * BLOCK, squares)
 
     @_jit
-    def values(p, w, rows, half, acc, count):
-        v, probs = iload64(w + W.V_ROWS) + half, iload64(w + W.P)
+    def values(p, w, rows, half, other, acc, count):
+        v, asked = iload64(w + W.V_ROWS) + half, iload64(w + W.K_ROWS) + other
+        probs = iload64(w + W.P)
         stride, pairs = 4 * iload64(w + W.PADDED_V), count >> 1
         for offset in range(0, 2 * iload64(p + A.HEAD_SIZE), 2 * NARROW_VALUES):
             if rows == 1:
-                values1(v, offset, probs, 2 * BLOCK, acc, stride, pairs)
+                values1(v, asked, offset, probs, 2 * BLOCK, acc, stride, pairs)
             elif rows == 2:
-                values2(v, offset, probs, 2 * BLOCK, acc, stride, pairs)
+                values2(v, asked, offset, probs, 2 * BLOCK, acc, stride, pairs)
             elif rows == 3:
-                values3(v, offset, probs, 2 * BLOCK, acc, stride, pairs)
+                values3(v, asked, offset, probs, 2 * BLOCK, acc, stride, pairs)
             else:
-                values4(v, offset, probs, 2 * BLOCK, acc, stride, pairs)
+                values4(v, asked, offset, probs, 2 * BLOCK, acc, stride, pairs)
             acc += 4 * NARROW_VALUES
 
     return scores, values

@@ -84,10 +84,10 @@ def make_describe(simd: Simd) -> Callable:
         partial = prefix + 8 * (requests + 1) + 8 * r
         first_row, stop_row = iload64(partial), iload64(partial + 8)
         item, per_head = item - first, div(stop - first, kv_heads)
-        if stop_row > first_row:
-            kv_head = div(item, per_head)
-            set_rows(p, t, r, kv_head, 0)
-            set_chunk(t, item - kv_head * per_head, per_head, first_row)
+        if stop_row > first_row:  # heads of the same pages one after the other
+            index = div(item, kv_heads)
+            set_rows(p, t, r, item - index * kv_heads, 0)
+            set_chunk(t, index, per_head, first_row)
         else:  # the last tile sees the most keys: longest work first
             tile = div(item, kv_heads)
             set_rows(p, t, r, item - tile * kv_heads, per_head - 1 - tile)
