@@ -65,9 +65,10 @@ def _upstream_server(plan: MeasurePlan, python: str) -> ServerCommand:
     args = plan.engine_args
     environment = {**plain_environment(), **upstream_settings()}
     environment.pop("PYTHONPATH", None)  # its vllm, not ours
+    # Its `vllm serve` looks for a distribution of that name and does not find that of the CPU's wheel.
     command = (
-        os.path.abspath(python), "-m", "vllm.entrypoints.cli.main", "serve",
-        str(hf_folder(args.model, args.dtype)), f"--dtype={args.dtype}",
+        os.path.abspath(python), "-m", "vllm.entrypoints.openai.api_server",
+        f"--model={hf_folder(args.model, args.dtype)}", f"--dtype={args.dtype}",
         f"--max-model-len={args.max_model_len}",
     )  # fmt: skip
     return ServerCommand(command, environment, cwd="/")
