@@ -77,7 +77,7 @@ def test_attention_holds_for_later_lengths():
 
     Fault: keys beyond the recorded length are left out, or partial results overflow."""
     torch.manual_seed(0)
-    requests, blocks = 3, 80
+    requests, blocks = 3, 200
     cache = torch.randn(1 + requests * blocks, KV_HEADS, BLOCK, 2 * HEAD_SIZE).bfloat16()
     keys, values = key_value_views(cache)
     query = torch.randn(requests, HEADS, HEAD_SIZE).bfloat16()
@@ -91,7 +91,8 @@ def test_attention_holds_for_later_lengths():
         return out
 
     program = KernelProgram(run, requests, requests)
-    for new in ([1, 2, 3], [blocks * BLOCK, 1, 700], [255, 256, 257], [5, 5, 5]):
+    long = blocks * BLOCK
+    for new in ([1, 2, 3], [long, 1, 700], [long, long, 1000], [255, 256, 257], [5, 5, 5]):
         lengths.copy_(torch.tensor(new))
         query.normal_()
         assert torch.equal(program.replay(), run())

@@ -256,6 +256,29 @@ def test_single_tokens_have_a_prompts_bits(heads, group, head_size, window):
             assert torch.equal(alone[0], whole[int(batch.starts[r]) + first]), (r, first)
 
 
+@pytest.mark.parametrize(
+    "heads, group, head_size", [(3, 3, 64), (4, 1, 128), (2, 2, 20), (1, 5, 64), (24, 4, 64), (25, 4, 64)]
+)
+@pytest.mark.parametrize("option", ["", "window", "alibi", "sinks", "cap"])
+def test_heads_together_have_the_bits_of_heads_alone(heads, group, head_size, option):
+    """A tile of a single token has all KV heads where many tokens come together. Fault: a head's
+    query, slope, sink, partial result or output is another's."""
+    lengths = [(1, 3 + 37 * i % 700) for i in range(40)] + [(30, 290), (1, 2600), (2, 400)]
+    batch = Batch(lengths, dtype=torch.bfloat16, heads=heads, group=group, head_size=head_size)
+    per_head = torch.linspace(0.01, 0.5, heads * group)
+    options = {
+        "": {},
+        "window": {"sliding_window": 77},
+        "alibi": {"alibi_slopes": per_head},
+        "sinks": {"sinks": per_head},
+        "cap": {"logits_soft_cap": 3.0},
+    }[option]
+    whole = batch.run(**options)
+    assert (whole.double() - batch.expected(**options)).abs().max().item() < TOLERANCE[torch.bfloat16]
+    for r in (0, 7, 20, 39, 41):
+        assert torch.equal(run_alone(batch, r, 0, 1, **options)[0], whole[int(batch.starts[r])]), r
+
+
 def test_threads_change_no_bit(monkeypatch):
     """One long sequence is split over threads and reduced: the order of the sum must not depend
     on who was first.

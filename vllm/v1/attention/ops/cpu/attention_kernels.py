@@ -37,7 +37,16 @@ from .narrow_kernels import make_narrow
 from .pack_kernels import make_locate, make_pack_queries, make_pack_rows
 from .softmax_kernels import make_finish, make_merge, make_softmax
 from .tile_kernels import make_describe
-from .tile_sizes import BLOCK, CHUNK, NARROW_ROWS, NARROW_VALUES, ROWS, SPLIT_ROWS
+from .tile_sizes import (
+    ALL_HEADS_CHUNKS,
+    BLOCK,
+    CHUNK,
+    NARROW_ROWS,
+    NARROW_VALUES,
+    ROWS,
+    SHARES,
+    SPLIT_ROWS,
+)
 
 MINUS_INF = np.float32(-np.inf)
 ZERO = np.float32(0)
@@ -52,31 +61,48 @@ def make_plan(simd: Simd):
     lanes, group = simd.lanes, simd.lanes * (2 if simd.dtype == "bfloat16" else 1)
 
     @_jit
+    def measure(p, r):
+        """(tokens, chunks of keys that they see) of request r."""
+        starts, seq = iload64(p + A.QUERY_START), iload32(iload64(p + A.SEQ_LENS) + 4 * r)
+        tokens = iload32(starts + 4 * r + 4) - iload32(starts + 4 * r)
+        window = iload64(p + A.WINDOW)
+        first = seq - tokens - window + 1 if window > 0 else 0
+        return tokens, div(max(seq, 0) + CHUNK - 1, CHUNK) - div(max(first, 0), CHUNK)
+
+    @_jit
+    def has_tiles_of_all_heads(p, requests):
+        """Whether that leaves each thread enough of them, and they fit."""
+        if iload64(p + A.NUM_KV_HEADS) * iload64(p + A.GROUP) > ROWS:
+            return 0
+        all_chunks = 0
+        for r in range(requests):
+            tokens, chunks = measure(p, r)
+            all_chunks += chunks if tokens == 1 else 0
+        return 1 if all_chunks * SHARES >= ALL_HEADS_CHUNKS * iload64(p + A.SHARES) else 0
+
+    @_jit
     def plan_request(p, r, rows_left):
         """(items, partial rows) of request r. Split or not, its sums have one order; not split is
         what finds no room for its partial rows.
         """
         num_kv_heads, heads = iload64(p + A.NUM_KV_HEADS), iload64(p + A.GROUP)
-        starts, seq = iload64(p + A.QUERY_START), iload32(iload64(p + A.SEQ_LENS) + 4 * r)
-        tokens = iload32(starts + 4 * r + 4) - iload32(starts + 4 * r)
+        tokens, chunks = measure(p, r)
         if tokens <= 0:
             return 0, 0
+        tiles = 1 if tokens == 1 and iload64(p + A.ALL_HEADS) else num_kv_heads
         rows = tokens * heads
-        window = iload64(p + A.WINDOW)
-        first = seq - tokens - window + 1 if window > 0 else 0
-        first_chunk = div(max(first, 0), CHUNK)
-        chunks = div(max(seq, 0) + CHUNK - 1, CHUNK) - first_chunk
         partial_rows = num_kv_heads * chunks * rows
         if rows <= SPLIT_ROWS and chunks > 1 and partial_rows <= rows_left:
-            return num_kv_heads * chunks, partial_rows
+            return tiles * chunks, partial_rows
         tile_tokens = max(div(ROWS, heads), 1)
-        return num_kv_heads * div(tokens + tile_tokens - 1, tile_tokens), 0
+        return tiles * div(tokens + tile_tokens - 1, tile_tokens), 0
 
     def plan(p):
         requests, head_size = iload64(p + A.NUM_REQUESTS), iload64(p + A.HEAD_SIZE)
         items_at = iload64(p + A.PREFIX)
         rows_at = items_at + 8 * (requests + 1)
         items = partial_rows = 0
+        istore64(p + A.ALL_HEADS, has_tiles_of_all_heads(p, requests))
         istore64(items_at, 0)
         istore64(rows_at, 0)
         for r in range(requests):
@@ -147,9 +173,9 @@ def make_set_up(simd: Simd):
 
 
 def make_look_ahead(simd: Simd, locate: Callable) -> Callable:
-    """look_ahead(p, w, first): locates the block behind the one at `first`, this tile's or the next
-    one's, in the half of the tables that is not this turn's; returns (this half, the half of what
-    comes then), the same where nothing does.
+    """look_ahead(p, w, first): locates what comes after the block at `first`, the same keys of the next
+    head, this tile's next block or the next tile's first, in the half of the tables that is not this
+    turn's; returns (this half, the half of what comes then), the same where nothing does.
     """
     iload64, istore64 = simd.iload64, simd.istore64
 
@@ -157,11 +183,14 @@ def make_look_ahead(simd: Simd, locate: Callable) -> Callable:
     def look_ahead(p, w, first):
         half, following = iload64(w + W.TURN), w + W.NEXT
         other, start = 8 * BLOCK - half, iload64(following + W.START)
+        kv_head, head = iload64(w + W.KV_HEAD), iload64(w + W.HEAD)
         istore64(w + W.TURN, other)
-        if first + BLOCK < iload64(w + W.END):
-            locate(p, w, w, first + BLOCK, other)
+        if head + 1 < iload64(w + W.HEADS):
+            locate(p, w, w, kv_head + head + 1, first, other)
+        elif first + BLOCK < iload64(w + W.END):
+            locate(p, w, w, kv_head, first + BLOCK, other)
         elif start < iload64(following + W.END):
-            locate(p, w, following, start, other)
+            locate(p, w, following, iload64(following + W.KV_HEAD), start, other)
             istore64(w + W.LOCATED, 1)
         else:
             return half, half
@@ -184,9 +213,10 @@ def make_wide_block(simd: Simd, softmax: Callable, fetch: Callable) -> Callable:
             fetch(p, w, other + 8 * j, lanes)
             pack_keys(p, w, half, j)
         pack_values(p, w, half, count)
-        q, k, s = iload64(w + W.Q), iload64(w + W.K), iload64(w + W.S)
+        k, s, q_stride = iload64(w + W.K), iload64(w + W.S), 4 * iload64(w + W.PADDED_K)
+        q = iload64(w + W.Q) + iload64(w + W.HEAD) * rows * q_stride
         vectors, words = div(count, lanes), div(iload64(p + A.HEAD_SIZE), per_word)
-        gemm(q, 4 * iload64(w + W.PADDED_K), k, 4 * BLOCK, s, 4 * BLOCK, rows, vectors, words, 0)
+        gemm(q, q_stride, k, 4 * BLOCK, s, 4 * BLOCK, rows, vectors, words, 0)
         softmax(p, w, acc, state, first, vectors)
         v, probs, probs_stride = iload64(w + W.V), iload64(w + W.P), div(4 * BLOCK, per_word)
         columns, steps, stride = div(padded_v, lanes), div(count, per_word), 4 * padded_v
@@ -239,24 +269,29 @@ def make_block(simd: Simd, locate: Callable, fetch: Callable) -> Callable:
 
 def make_chunk(simd: Simd, block: Callable) -> Callable:
     """chunk(p, w, index, acc, state): attention of the tile over keys [index * CHUNK, (index + 1)
-    * CHUNK).
+    * CHUNK), head after head for each block: what heads have in a page lies side by side, and memory
+    gives the most in order.
     """
-    iload64, fstore1, fstore, splat = simd.iload64, simd.fstore1, simd.fstore, simd.splat
-    div, lanes = simd.div, simd.lanes
+    iload64, istore64, fstore1, fstore = simd.iload64, simd.istore64, simd.fstore1, simd.fstore
+    splat, div, lanes = simd.splat, simd.div, simd.lanes
 
     @_jit
     def chunk(p, w, index, acc, state):
         rows, padded_v = iload64(w + W.TOKENS) * iload64(p + A.GROUP), iload64(w + W.PADDED_V)
-        for i in range(0, rows * padded_v, lanes):
+        heads = iload64(w + W.HEADS)
+        for i in range(0, heads * rows * padded_v, lanes):
             fstore(acc + 4 * i, splat(ZERO))
-        for row in range(rows):
+        for row in range(heads * rows):
             fstore1(state + 8 * row, MINUS_INF)
             fstore1(state + 8 * row + 4, ZERO)
         start = max(index * CHUNK, iload64(w + W.START))
         high = min(iload64(w + W.END), (index + 1) * CHUNK)
         for first in range(start, high, BLOCK):
             vectors = div(min(BLOCK, high - first) + lanes - 1, lanes)
-            block(p, w, acc, state, first, vectors * lanes)
+            for head in range(heads):
+                istore64(w + W.HEAD, head)
+                head_acc = acc + 4 * padded_v * rows * head
+                block(p, w, head_acc, state + 8 * rows * head, first, vectors * lanes)
 
     return chunk
 
@@ -268,7 +303,7 @@ def make_tiles(simd: Simd, chunk: Callable) -> tuple[Callable, Callable]:
 
     @_jit
     def whole_tile(p, w):
-        rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP)
+        rows = iload64(w + W.TOKENS) * iload64(p + A.GROUP) * iload64(w + W.HEADS)
         clear_total(w, rows)
         acc, state = iload64(w + W.ACC), iload64(w + W.STATE)
         for index in range(
@@ -282,6 +317,7 @@ def make_tiles(simd: Simd, chunk: Callable) -> tuple[Callable, Callable]:
     def split_tile(p, w):
         """One chunk of a tile; whoever finishes the last one merges them all, in order."""
         rows, chunks = iload64(w + W.TOKENS) * iload64(p + A.GROUP), iload64(w + W.CHUNKS)
+        rows *= iload64(w + W.HEADS)
         index, kv_head, heads = (
             iload64(w + W.INDEX),
             iload64(w + W.KV_HEAD),
@@ -324,7 +360,7 @@ def make_attend(simd: Simd) -> Callable:
             istore64(w + W.NEXT + W.END, -1)
         start = iload64(w + W.START)
         if iload64(w + W.LOCATED) == 0 and start < iload64(w + W.END):
-            locate(p, w, w, start, iload64(w + W.TURN))
+            locate(p, w, w, iload64(w + W.KV_HEAD), start, iload64(w + W.TURN))
             fetch(p, w, iload64(w + W.TURN), BLOCK)
         istore64(w + W.LOCATED, 0)
 

@@ -199,19 +199,22 @@ def paged_attention(
         alibi_slopes,
         sinks,
     )
-    dtype, tail = query.dtype, (SHARES * num_threads(), scale, logits_soft_cap)
+    dtype, shares, scales = query.dtype, SHARES * num_threads(), (scale, logits_soft_cap)
     if recording() is not None:
         num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
         sizes = seq_lens.shape[0], num_kv_heads, num_heads // num_kv_heads, query.shape[2]
         most_keys = key_cache.shape[1] * block_table.shape[1]
         scratch, partial, most_rows = _reserve_for_any(query, sizes, most_keys)
-        _attend_args.write(0, 0, 0, 0, 0, *words, scratch, partial, most_rows, *tail)
+        _attend_args.write(
+            0, 0, 0, 0, 0, *words, scratch, partial, most_rows, shares, 0, *scales
+        )
         _note_attention(dtype)
         return
     most_rows = _MOST_PARTIAL_BYTES // _partial_row_bytes(query.shape[2])
-    _attend_args.write(0, 0, 0, 0, 0, *words, 0, 0, most_rows, *tail)
+    _attend_args.write(0, 0, 0, 0, 0, *words, 0, 0, most_rows, shares, 0, *scales)
     _PLAN[dtype][0].run(_attend_args.address)
     items, partial_bytes, thread_bytes = _attend_args.read(attend_args.NUM_ITEMS, 3)
+    (all_heads,) = _attend_args.read(attend_args.ALL_HEADS, 1)
     if not items:
         return
     threads = min(num_threads(), items)
@@ -220,7 +223,8 @@ def paged_attention(
         _partial_scratch.reserve(partial_bytes),
     )
     _attend_args.write(
-        0, 0, items, partial_bytes, thread_bytes, *words, scratch, partial, most_rows, *tail
+        0, 0, items, partial_bytes, thread_bytes, *words, scratch, partial, most_rows,
+        shares, all_heads, *scales
     )
     launch(_ATTEND[dtype][0], _attend_args.address, threads, long=items > _MANY_ITEMS)
 
@@ -255,7 +259,7 @@ def _plan_of_nothing(dtype: torch.dtype, group: int, head_size: int) -> int:
     words = [0] * 28
     words[20], words[21] = group, head_size
     words[27] = _nothing_scratch.reserve(64)
-    _size_args.write(0, 0, 0, 0, 0, *words, 0, 0, 0, 1, 0.0, 0.0)
+    _size_args.write(0, 0, 0, 0, 0, *words, 0, 0, 0, 1, 0, 0.0, 0.0)
     return _size_args.address
 
 

@@ -181,7 +181,8 @@ def make_narrow(simd: Simd) -> tuple[Callable, Callable]:
     @_jit
     def scores(p, w, rows, half, other, j):
         here, asked = iload64(w + W.K_ROWS) + half + 8 * j, iload64(w + W.V_ROWS) + other + 8 * j
-        q, q_stride = iload64(w + W.Q), 4 * iload64(w + W.PADDED_K)
+        q_stride = 4 * iload64(w + W.PADDED_K)
+        q = iload64(w + W.Q) + iload64(w + W.HEAD) * rows * q_stride
         s, squares = iload64(w + W.S) + 4 * j, div(iload64(p + A.HEAD_SIZE), 2 * lanes)
         if rows == 1:
             scores1(here, asked, q, q_stride, s, 4 * BLOCK, squares)

@@ -108,7 +108,7 @@ def make_pack_queries(simd: Simd):
         base = iload64(p + A.Q) + iload64(w + W.FIRST_TOKEN) * token_stride
         base += iload64(w + W.KV_HEAD) * heads * head_stride
         for t in range(iload64(w + W.TOKENS)):
-            for g in range(heads):
+            for g in range(heads * iload64(w + W.HEADS)):
                 pack_query_row(base + t * token_stride + g * head_stride, out, head_size)
                 out += out_stride
 
@@ -116,17 +116,17 @@ def make_pack_queries(simd: Simd):
 
 
 def make_locate(simd: Simd):
-    """locate(p, w, t, first, half): addresses of the rows of tile t's block; fetch(p, w, at, count):
+    """locate(p, w, t, head, first, half): addresses of the rows of tile t's block; fetch(p, w, at, count):
     asks for some of them.
     """
     iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
     itemsize, prefetch = simd.itemsize, simd.prefetch
 
     @_jit
-    def locate_page(p, t, k_out, v_out, first, column, slot, stop):
+    def locate_page(p, t, head, k_out, v_out, first, column, slot, stop):
         """Row addresses of keys [first, stop) that lie in one page, from its slot `slot` on."""
         table = iload64(p + A.BLOCK_TABLE) + iload64(t + W.REQUEST) * iload64(p + A.TABLE_STRIDE)
-        block, head = iload32(table + 4 * column), iload64(t + W.KV_HEAD)
+        block = iload32(table + 4 * column)
         k_token, v_token = iload64(p + A.K_TOKEN), iload64(p + A.V_TOKEN)
         k = (
             iload64(p + A.K)
@@ -145,8 +145,8 @@ def make_locate(simd: Simd):
             istore64(v_out + 8 * j, v + j * v_token)
 
     @_jit
-    def locate(p, w, t, first, half):
-        """Row addresses of the BLOCK keys from `first`, in the half of the tables at byte `half`;
+    def locate(p, w, t, head, first, half):
+        """Row addresses of the BLOCK keys from `first` of KV head `head`, in the half of the tables at byte `half`;
         zeros outside [LOW, HIGH).
         """
         zeros, size = iload64(w + W.ZEROS), iload64(p + A.TOKENS_PER_BLOCK)
@@ -161,7 +161,7 @@ def make_locate(simd: Simd):
             slot = start - column * size
             end = min(stop, start - slot + size)
             at = 8 * (start - first)
-            locate_page(p, t, k_rows + at, v_rows + at, start, column, slot, end)
+            locate_page(p, t, head, k_rows + at, v_rows + at, start, column, slot, end)
             start = end
 
     @_jit

@@ -49,9 +49,8 @@ def make_scores(simd: Simd):
         )
         slope = ZERO
         if slopes:
-            slope = (
-                fload1(slopes + 4 * (iload64(w + W.KV_HEAD) * heads + row - token * heads)) * LOG2E
-            )
+            kv_head = iload64(w + W.KV_HEAD) + iload64(w + W.HEAD)
+            slope = fload1(slopes + 4 * (kv_head * heads + row - token * heads)) * LOG2E
         masked = first < low or first + vectors * lanes > high
         peak, factor = splat(MINUS_INF), splat(scale if cap > ZERO else scale * LOG2E)
         for j in range(vectors):
@@ -204,7 +203,7 @@ def make_finish(simd: Simd):
         out = iload64(p + A.OUT) + iload64(w + W.FIRST_TOKEN) * iload64(p + A.OUT_TOKEN)
         padded_v, full = iload64(w + W.PADDED_V), div(head_size, lanes) * lanes
         for t in range(iload64(w + W.TOKENS)):
-            for g in range(heads):
+            for g in range(heads * iload64(w + W.HEADS)):
                 factor = splat(weight(p, head0 + g, fload1(state), fload1(state + 4)))
                 to = out + t * iload64(p + A.OUT_TOKEN) + (head0 + g) * iload64(p + A.OUT_HEAD)
                 for d in range(0, full, lanes):

@@ -17,13 +17,13 @@ _jit = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def make_set_rows(simd: Simd) -> Callable:
-    """set_rows(p, t, r, kv_head, tile): rows of the tile, and the keys [LOW, HIGH) that any of them
+    """set_rows(p, t, r, kv_head, heads, tile): rows of the tile, and the keys [LOW, HIGH) that any of them
     sees; `t`: where the tile's words are.
     """
     iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
 
     @_jit
-    def set_rows(p, t, r, kv_head, tile):
+    def set_rows(p, t, r, kv_head, heads, tile):
         starts, seq = iload64(p + A.QUERY_START), iload32(iload64(p + A.SEQ_LENS) + 4 * r)
         start, stop = iload32(starts + 4 * r), iload32(starts + 4 * r + 4)
         tile_tokens = max(div(ROWS, iload64(p + A.GROUP)), 1)
@@ -37,6 +37,7 @@ def make_set_rows(simd: Simd) -> Callable:
             low = max(position - window + 1, 0)
         istore64(t + W.REQUEST, r)
         istore64(t + W.KV_HEAD, kv_head)
+        istore64(t + W.HEADS, heads)
         istore64(t + W.FIRST_TOKEN, start + offset)
         istore64(t + W.TOKENS, tokens)
         istore64(t + W.POSITION, position)
@@ -51,7 +52,7 @@ def make_set_rows(simd: Simd) -> Callable:
 
 def make_describe(simd: Simd) -> Callable:
     """describe(p, t, item): writes what an item is as a tile's words."""
-    iload64, istore64, div = simd.iload64, simd.istore64, simd.div
+    iload64, istore64, iload32, div = simd.iload64, simd.istore64, simd.iload32, simd.div
     set_rows = make_set_rows(simd)
 
     @_jit
@@ -83,13 +84,17 @@ def make_describe(simd: Simd) -> Callable:
         first, stop = iload64(prefix + 8 * r), iload64(prefix + 8 * r + 8)
         partial = prefix + 8 * (requests + 1) + 8 * r
         first_row, stop_row = iload64(partial), iload64(partial + 8)
+        at, heads = iload64(p + A.QUERY_START) + 4 * r, 1
+        if iload64(p + A.ALL_HEADS) and iload32(at + 4) - iload32(at) == 1:
+            heads, kv_heads = kv_heads, 1
+        # Heads of the same pages one after the other.
         item, per_head = item - first, div(stop - first, kv_heads)
-        if stop_row > first_row:  # heads of the same pages one after the other
-            index = div(item, kv_heads)
-            set_rows(p, t, r, item - index * kv_heads, 0)
-            set_chunk(t, index, per_head, first_row)
+        part = div(item, kv_heads)
+        kv_head = item - part * kv_heads
+        if stop_row > first_row:
+            set_rows(p, t, r, kv_head, heads, 0)
+            set_chunk(t, part, per_head, first_row)
         else:  # the last tile sees the most keys: longest work first
-            tile = div(item, kv_heads)
-            set_rows(p, t, r, item - tile * kv_heads, per_head - 1 - tile)
+            set_rows(p, t, r, kv_head, heads, per_head - 1 - part)
 
     return describe

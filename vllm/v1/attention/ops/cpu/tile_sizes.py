@@ -13,4 +13,5 @@ ROWS: Final = 96  # query rows (tokens x heads of a group) of a tile
 SPLIT_ROWS: Final = 32  # up to so many rows of a request are split over threads chunk by chunk
 NARROW_ROWS: Final = 4  # tiles of up to so many rows are computed without copies of keys and values
 NARROW_VALUES: Final = 64  # whose head size is a multiple of this
+ALL_HEADS_CHUNKS: Final = 16  # single tokens of so many chunks a thread: a tile for all heads
 SHARES: Final = 2  # a thread takes the half of what is left for each
