@@ -142,6 +142,8 @@ class EngineCoreProc:
     def _take_in_what_has_come(self) -> None:
         """Handles every message that is there; with nothing to compute, waits for one."""
         if not self.engine_core.has_requests():
+            while self._inbox.empty() and self.engine_core.model_executor.use_idle_time():
+                pass
             self._handle(*self._inbox.get())
         while not self._inbox.empty():
             self._handle(*self._inbox.get())

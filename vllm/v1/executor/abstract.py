@@ -99,6 +99,10 @@ class Executor(ABC):
         """The output of the step that `execute_model` ran."""
         return self.collective_rpc("sample_tokens", args=(grammar_output,))[0]
 
+    def use_idle_time(self) -> bool:
+        """As a worker's: whether any of them had something to do."""
+        return False
+
     def shutdown(self) -> None:
         """Ends the workers."""
         self.collective_rpc("shutdown")

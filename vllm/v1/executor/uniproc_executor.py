@@ -33,5 +33,8 @@ class UniProcExecutor(Executor):
     def _call_worker(self, rank: int, method: str, *args: Any) -> Any:
         return getattr(self.driver_worker, method)(*args)
 
+    def use_idle_time(self) -> bool:
+        return self.driver_worker.use_idle_time()
+
     def check_health(self) -> None:
         self.driver_worker.check_health()

@@ -25,6 +25,7 @@ from vllm.v1.attention.ops import cpu as cpu_attention
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.cpu_cache_memory import CacheMemory
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
@@ -100,6 +101,10 @@ class CPUWorker(WorkerBase):
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         self.model_runner.initialize_kv_cache(kv_cache_config)
+        self._cache_memory = CacheMemory(self.model_runner.kv_caches, kv_cache_config.num_blocks)
+
+    def use_idle_time(self) -> bool:
+        return self._cache_memory.prepare(self.model_runner.block_tables.num_pages_seen())
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()

@@ -91,6 +91,11 @@ class WorkerBase:
         """The output of the step that `execute_model` ran."""
         raise NotImplementedError
 
+    def use_idle_time(self) -> bool:
+        """Called again and again while there is no request: a millisecond or two of what makes later
+        steps faster. False: there is nothing to do."""
+        return False
+
     def check_health(self) -> None:
         """Raises if the worker cannot go on."""
 

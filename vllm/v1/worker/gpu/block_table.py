@@ -77,6 +77,10 @@ class BlockTables:
             for i, (block_size, kernel_block_size, max_num_pages) in enumerate(sizes)
         ]
 
+    def num_pages_seen(self) -> int:
+        """One more than the highest page that a row has, or had and no other row took its place."""
+        return 1 + max(int(t.table.max()) // t.blocks_per_page for t in self.tables)
+
     def append_block_ids(
         self, req_index: int, new_block_ids: tuple[list[int], ...], overwrite: bool
     ) -> None:
